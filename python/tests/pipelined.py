@@ -40,25 +40,27 @@ class Block(nn.Module):
 class Normed(nn.Module):
     """With statistics that a forward pass writes."""
 
-    def __init__(self) -> None:
+    def __init__(self, dropped: float = 0.0) -> None:
         super().__init__()
         self.norm, self.up = nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.drop = nn.Dropout(dropped)
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return x + functional.relu(self.up(self.norm(x.flatten(0, 1)).view_as(x)), inplace=True) * mask
+        return x + self.drop(functional.relu(self.up(self.norm(x.flatten(0, 1)).view_as(x)), inplace=True)) * mask
 
 
 class Words(nn.Module):
     """A model whose embedding is read again behind all blocks, and may be the head too: the tied one. Its blocks may have
     statistics, or be one that is called again and again. The late one reads the words again at its end, and its batch is a
-    structure."""
+    structure. The dropping one has statistics and dropout, and what crosses a cut, and its answer, differ with the mode."""
 
     def __init__(self, blocks: int, kind: str) -> None:
         super().__init__()
         self.kind = kind
         self.embed = nn.Embedding(WORDS, WIDTH)
         self.late = nn.Embedding(WORDS, WIDTH)
-        self.blocks = nn.ModuleList(Normed() if kind == "statistics" else Block() for _ in range(blocks))
+        made = {"statistics": Normed, "dropping": lambda: Normed(0.5)}.get(kind, Block)
+        self.blocks = nn.ModuleList(made() for _ in range(blocks))
         self.head = nn.Linear(WIDTH, WORDS, bias=False)
         if kind == "tied":
             self.head.weight = self.embed.weight
@@ -72,12 +74,18 @@ class Words(nn.Module):
         embedded = x = self.embed(words)
         for block in self.blocks:
             x = block(x, mask)
+        if self.kind == "dropping":
+            # In training mode, nobody reads what was embedded so late.
+            logits = self.head(x if self.training else x + embedded)
+            return {"logits": logits, "size": logits.square().mean()}
         if self.kind != "late":
             return self.head(x + embedded)
         return {"logits": self.head(x + self.late(words) * scale), "words": words}
 
 
 def loss_fn(output: Any, target: Any) -> torch.Tensor:
+    if isinstance(output, dict) and "size" in output:
+        return loss_fn(output["logits"], target) + 0.01 * output["size"]
     if isinstance(output, dict):
         output, target, weight = output["logits"], target["words"], target["weight"]
         return weight * functional.cross_entropy(output.flatten(0, 1), target.flatten())
@@ -116,13 +124,13 @@ def expected(kind: str, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> tup
     return mean.item(), {name: parameter.grad for name, parameter in named if parameter.grad is not None}
 
 
-def through_blocks(plan: pipelines.StagePlan) -> pipelines.StagePlan:
+def through_blocks(plan: pipelines.StagePlan, within: str = "down") -> pipelines.StagePlan:
     """The same order of a plan with one layer a stage, cut within blocks: what a residual connection carries over a cut is
     read before it too."""
     document = copy.deepcopy(plan.document)
     count = len(document["stages"])
     for number, stage in enumerate(document["stages"]):
-        begins = {"module": f"blocks.{10 * number // count}.down", "call": 0} if number else None
+        begins = {"module": f"blocks.{10 * number // count}.{within}", "call": 0} if number else None
         stage["layers"] = [{"begins": begins, "recomputed": False}]
     return pipelines.StagePlan.read(document)
 
@@ -166,6 +174,82 @@ def run(devices: int, schedule: str | None, kind: str, change: str | None, mesh:
     }
 
 
+def evaluations(devices: int, schedule: str | None, change: str | None, mesh: Any) -> dict[str, Any]:
+    """Evaluations of this rank before, between and after steps beside those of one process, and whether the steps are those
+    without evaluations, bit by bit."""
+    part = 0 if mesh is None else mesh["dp"].get_local_rank()
+    apart: list[float] = []
+    answered: list[bool] = []
+
+    def trained(evaluates: bool) -> tuple[list[torch.Tensor], str]:
+        own = model("dropping")
+        words, targets = (tensor[:ROWS] for tensor in batch(0))
+        plan = pipelines.plan(own, (words, targets), loss_fn, budget="1GB", microbatches=MICRO_BATCHES, devices=devices,
+                              schedule=schedule, machine="a100-80gb")
+        if change is not None:
+            plan = recomputing(plan) if change == "recomputed" else through_blocks(plan, "drop")
+        pipeline = plan.apply(own, words, loss_fn, mesh=mesh)
+        optimizer = torch.optim.SGD(pipeline.parameters(), lr=0.1)
+        torch.manual_seed(3 + part)
+        left: list[torch.Tensor] = []
+
+        def evaluate() -> None:
+            if evaluates:
+                loss, answer = pipeline.evaluate(*batch(part + 9)), pipeline.predict(batch(part + 11)[0])
+                answered.append(loss is not None)
+                with torch.random.fork_rng():
+                    apart.append(unlike(pipeline, own, loss, answer, part, mesh))
+
+        evaluate()
+        for number in range(2):
+            loss = pipeline.step(*batch(part + number))
+            left += [] if loss is None else [loss]
+            evaluate()
+            left += [local(parameter.grad).clone() for parameter in pipeline.parameters() if parameter.grad is not None]
+            optimizer.step()
+            optimizer.zero_grad()
+        evaluate()
+        left += [local(parameter).clone() for parameter in pipeline.parameters()]
+        left += [buffer.clone() for _, buffer in sorted(own.named_buffers())]
+        return left, plan.schedule
+
+    (without, _), (between, order) = trained(False), trained(True)
+    same = len(without) == len(between) and all(map(torch.equal, without, between))
+    return {"schedule": order, "change": change, "same": same, "apart": max(apart), "answered": answered}
+
+
+def unlike(pipeline: pipelines.Pipeline, own: Words, loss: torch.Tensor | None, answer: Any, part: int, mesh: Any) -> float:
+    """How far an evaluation is from that of one process with the parameters and statistics of all ranks of a pipeline."""
+    written = {name for stage in pipeline.stages.values() for name in stage.statistics()[0]}
+    named: dict[str, torch.Tensor] = {name: buffer for name, buffer in own.named_buffers() if name in written}
+    for name, parameter in pipeline.named_parameters():
+        named[name] = (parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter).detach()
+    group = None if mesh is None else mesh["pp"].get_group()
+    everywhere: list[Any] = [None] * distributed.get_world_size(group)
+    distributed.all_gather_object(everywhere, named, group=group)
+    alone = model("dropping").eval()
+    missing, _ = alone.load_state_dict({name: value for one in everywhere for name, value in one.items()}, strict=False)
+    assert missing == ["late.weight"], missing
+    if loss is None:
+        assert answer is None
+        return 0.0
+    with torch.no_grad():
+        micro_batches = list(zip(*(tensor.chunk(MICRO_BATCHES) for tensor in batch(part + 9)), strict=True))
+        mean = torch.stack([loss_fn(alone(words), targets) for words, targets in micro_batches]).mean()
+        words = batch(part + 11)[0]
+        logits = alone(words)["logits"]
+        sizes = torch.stack([alone(words)["size"] for words in words.chunk(MICRO_BATCHES)])
+    assert not loss.requires_grad and list(answer) == ["logits", "size"]
+    pairs = [(loss, mean), (answer["logits"], logits), (answer["size"], sizes)]
+    assert all(found.shape == right.shape for found, right in pairs)
+    return max(float((found - right).abs().max()) for found, right in pairs)
+
+
+def local(tensor: Any) -> torch.Tensor:
+    """What this rank has of a tensor."""
+    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
+
+
 def statistics(own: Words, pipeline: pipelines.Pipeline, kind: str, part: int) -> float:
     """How far a buffer of this rank's stages is at most from what the three steps of one process leave."""
     alone = model(kind)
@@ -202,7 +286,8 @@ def main(rank: int, ranks: int, folder: str, runs: list[list[Any]]) -> None:
         if devices < ranks:
             shape = (ranks // devices, devices)
             mesh = distributed.device_mesh.init_device_mesh("cpu", shape, mesh_dim_names=("dp", "pp"))
-        found.append(run(devices, schedule, kind, change, mesh))
+        is_trained = kind != "dropping"
+        found.append(run(devices, schedule, kind, change, mesh) if is_trained else evaluations(devices, schedule, change, mesh))
     distributed.barrier()
     Path(folder, f"{rank}.json").write_text(json.dumps(found))
     distributed.destroy_process_group()

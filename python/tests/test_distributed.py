@@ -5,6 +5,9 @@ Tier: quick with a part of the cases, 53 s; full with all of them.
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -13,10 +16,10 @@ from torch.nn import functional
 import pipelined
 import tightfit
 import tightfit.distributed as pipelines
-from tightfit.distributed.cutting import Entry, cut
+from tightfit.distributed.cutting import Answer, Cut, Entry, add_evaluation, cut
 from tightfit.distributed.messages import Messages
 from tightfit.distributed.running import _one_owner, stages_of, undividable
-from tightfit.distributed.stage import Stage
+from tightfit.distributed.stage import Stage, evaluating
 from tier import FULL, full
 
 
@@ -35,6 +38,15 @@ def right(found: list[list[dict]], owners: int) -> None:
             # Nobody reads it.
             del trained["late.weight"]
         assert names >= trained.keys(), what
+
+
+def evaluated(found: list[list[dict]], owners: int) -> None:
+    """Evaluations are those of one process, on the ranks that answer, and steps are as without them."""
+    for runs in zip(*found, strict=True):
+        what = f"{runs[0]['schedule']}, {runs[0]['change']}"
+        assert all(seen["apart"] <= 1e-6 and seen["same"] for seen in runs), f"{what}: {runs}"
+        assert sum(all(seen["answered"]) for seen in runs) == owners, what
+        assert sum(any(seen["answered"]) for seen in runs) == owners, what
 
 
 @full
@@ -81,6 +93,15 @@ def test_messages_that_all_have_gradients_are_the_values():
     made.sum().backward()
     assert torch.equal(received[0].grad, received[0].cos())
     assert all(torch.equal(message.grad, torch.zeros_like(message)) for message in received[1:])
+def test_evaluations_are_those_of_one_process():
+    evaluated(pipelined.seen(2, [[2, "zb-v", "dropping", None]]), 1)
+
+
+@full
+def test_evaluations_of_more_orders():
+    evaluated(pipelined.seen(2, [[2, "1f1b", "dropping", None], [2, "interleaved", "dropping", "recomputed"],
+                                 [2, "zb-v", "dropping", "within blocks"]]), 1)
+    evaluated(pipelined.seen(4, [[2, "1f1b", "dropping", None], [2, "zb-v", "dropping", "recomputed"]]), 2)
 
 
 def through(plan: pipelines.StagePlan, model: nn.Module, inputs: torch.Tensor):
@@ -162,11 +183,20 @@ def test_one_process_is_a_pipeline_too(tmp_path):
             assert (parameter.grad is None) == (name not in seen), name
             if parameter.grad is not None:
                 torch.testing.assert_close(seen[name], parameter.grad, rtol=1e-4, atol=1e-6)
+        gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+        torch.testing.assert_close(pipeline.evaluate(words, targets), expected.detach())
+        torch.testing.assert_close(pipeline.predict(words), model(words).detach())
+        found = (parameter.grad for parameter in model.parameters() if parameter.grad is not None)
+        assert all(map(torch.equal, gradients, found))
+        with pytest.raises(tightfit.OptionError, match="7 rows"):
+            pipeline.evaluate(words, targets[:7])
+        with pytest.raises(tightfit.OptionError, match=r"torch.int64 \[8, 5\] in all, and this one has torch.int64 \[7, 5\]"):
+            pipeline.predict(words[:7])
         with pytest.raises(tightfit.OptionError, match=r"torch.int64 \[8, 5\] in all, and this one has torch.int64 \[7, 5\]"):
             pipeline.step(words[:7], targets[:7])
         with pytest.raises(tightfit.OptionError, match="7 rows"):
             pipeline.step(words, targets[:7])
-        with pytest.raises(tightfit.OptionError, match="1 input tensors, and `step` was given 2"):
+        with pytest.raises(tightfit.OptionError, match="1 input tensors, and this batch has 2"):
             pipeline.step((words, words), targets)
         with pytest.raises(tightfit.OptionError, match="positional"):
             plan.apply(model, {"words": words[:2]}, pipelined.loss_fn)
@@ -248,6 +278,86 @@ def test_a_statistic_belongs_to_one_stage():
     with pytest.raises(tightfit.OptionError, match="'norm.running_mean'"):
         _one_owner([Stage(whole, layer, layer + 1, [False]) for layer in range(2)])
     _one_owner([Stage(whole, 0, 2, [False, False])])
+
+
+class Moody(nn.Module):
+    """Constants, a parameter and what is called depend on the mode."""
+
+    def __init__(self, kind: str = "") -> None:
+        super().__init__()
+        self.kind = kind
+        self.norm, self.inner = nn.BatchNorm1d(8), nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.drop, self.scale = nn.Dropout(0.5), nn.Parameter(torch.rand(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.inner[1](self.drop(self.norm(self.inner[0](x))))
+        if not self.training:
+            x = x * self.scale if self.kind != "cross" else self.inner[0](x)
+        if self.kind == "untraceable" and not self.training and x.sum() > 0:
+            x = -x
+        return self.inner[2](x) + (torch.tensor(2.0) if self.training else torch.tensor(3.0))
+
+
+def in_two_modes(model: nn.Module, x: torch.Tensor, begins: list[Entry]) -> Cut:
+    whole = cut(model, (x,), begins)
+    add_evaluation(whole, model, (x,), begins)
+    return whole
+
+
+def test_a_cut_model_has_two_modes():
+    model, x = Moody(), torch.randn(4, 8)
+    model(x)
+    model.norm.momentum = 0.5
+    model.inner[2].eval()
+    whole = in_two_modes(model, x, [Entry("inner.1", 0), Entry("inner.2", 0)])
+    assert [name for name, module in model.named_modules() if not module.training] == ["inner.2"]
+    assert [layer.trained is layer.evaluated for layer in whole.layers] == [False, False, False]
+    stages = [Stage(whole, 0, 1, [False]), Stage(whole, 1, 3, [False, False])]
+    value = x
+    for stage in stages:
+        [value] = stage(value)
+    # Training has written statistics, and evaluation reads them.
+    statistics = [buffer.clone() for buffer in model.buffers()]
+    value = x
+    with evaluating(stages):
+        for stage in stages:
+            [value] = stage(value)
+    assert all(map(torch.equal, statistics, model.buffers())) and not value.requires_grad
+    assert torch.equal(value, model.eval()(x)) and all(stage.training for stage in stages)
+    gone, kept = weakref.ref(model.inner[2].weight), weakref.ref(model.inner[0].weight)
+    del model, whole, stages[1], stage
+    gc.collect()
+    assert gone() is None and kept() is not None
+    once = Moody().eval()
+    same = in_two_modes(once, x, [])
+    assert same.evaluated is same.answer
+    plain = in_two_modes(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), x, [])
+    assert plain.layers[0].trained is plain.layers[0].evaluated and isinstance(plain.evaluated, Answer)
+
+
+def test_a_model_without_evaluation_mode_is_trained_all_the_same(tmp_path):
+    x = torch.randn(4, 8)
+    for kind, begins, reason in [
+        ("untraceable", [], "in evaluation mode, PyTorch could not trace Moody"),
+        ("cross", [Entry("inner.1", 0)], "layer 1 reads 'inner.0.weight'"),
+    ]:
+        model = Moody(kind)
+        whole = in_two_modes(model, x, begins)
+        assert isinstance(whole.evaluated, str) and reason in whole.evaluated
+        assert all(layer.trained is layer.evaluated for layer in whole.layers)
+    model = Moody("untraceable")
+    plan = pipelines.plan(model, (x, x), functional.mse_loss, budget="1GB", microbatches=2, devices=1, schedule="gpipe",
+                          machine="a100-80gb")
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        pipeline = plan.apply(model, x, functional.mse_loss)
+        batch = torch.randn(8, 8)
+        assert pipeline.step(batch, batch) > 0
+        for refused in (lambda: pipeline.evaluate(batch, batch), lambda: pipeline.predict(batch)):
+            with pytest.raises(tightfit.ExportError, match="cannot evaluate, only train: in evaluation mode, PyTorch could not"):
+                refused()
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_another_model_is_refused():

@@ -1,13 +1,15 @@
 """Takes a model apart into layers that run one after the other, where a plan says that they begin.
 
-Invariant: the layers together call every operator that the model calls, in its order and with its own parameters; what
-depends on the batch and on constants alone is computed in each layer that reads it.
+Invariant: the layers together call every operator that the model calls, in its order and with its own parameters, in
+training mode and in evaluation mode; what depends on the batch and on constants alone is computed in each layer that reads
+it.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -25,21 +27,49 @@ class Entry(NamedTuple):
     call: int
 
 
+@dataclass(frozen=True)
+class Calls:
+    """What a layer does in one mode: `run` takes its body and values. `reads` and `makes` are the names of the values that it
+    takes and returns, `overwrites` those of the values that it takes and writes to, and `statistics` the buffers that it
+    writes to."""
+
+    run: Callable[..., tuple[Any, ...]]
+    reads: tuple[str, ...]
+    makes: tuple[str, ...]
+    overwrites: frozenset[str]
+    statistics: tuple[str, ...]
+
+
 class Layer(nn.Module):
-    """A run of operator calls; `reads` and `makes` are the names of the values that it takes and returns, `overwrites`
-    those of the values that it takes and writes to, and `statistics` the buffers that it writes to."""
+    """A run of operator calls, those in training mode and those in evaluation mode; what either reads besides values is in
+    `body`, whichever parameters are put there later."""
 
     def __init__(self, body: fx.GraphModule, reads: Sequence[str], makes: Sequence[str]) -> None:
         super().__init__()
         self.body = body
-        self.reads, self.makes = tuple(reads), tuple(makes)
-        roots = {root for node in body.graph.nodes for root in writes(node)}
-        self.overwrites = [name for name, node in zip(self.reads, _placeholders(body), strict=True) if node in roots]
-        written = {str(node.target) for node in body.graph.nodes if node.op == "get_attr" and node in roots}
-        self.statistics = [name for name, _ in body.named_buffers(remove_duplicate=False) if name in written]
+        self.trained = self.evaluated = _calls(body, body.graph, _run, reads, makes)
+
+    @property
+    def calls(self) -> Calls:
+        """What it does in the mode that it is in."""
+        return self.trained if self.training else self.evaluated
 
     def forward(self, *values: Any) -> tuple[Any, ...]:
-        return self.body(*values)
+        return self.calls.run(self.body, *values)
+
+
+def _run(body: fx.GraphModule, *values: Any) -> tuple[Any, ...]:
+    return body(*values)
+
+
+def _calls(body: nn.Module, graph: fx.Graph, run: Callable[..., tuple[Any, ...]], reads: Sequence[str],
+           makes: Sequence[str]) -> Calls:
+    roots = {root for node in graph.nodes for root in writes(node)}
+    placeholders = (node for node in graph.nodes if node.op == "placeholder")
+    overwrites = frozenset(name for name, node in zip(reads, placeholders, strict=True) if node in roots)
+    written = {str(node.target) for node in graph.nodes if node.op == "get_attr" and node in roots}
+    statistics = tuple(name for name, _ in body.named_buffers(remove_duplicate=False) if name in written)
+    return Calls(run, tuple(reads), tuple(makes), overwrites, statistics)
 
 
 @dataclass
@@ -63,11 +93,13 @@ class Answer:
 
 @dataclass
 class Cut:
-    """A model as layers, the names of its inputs, flattened, each with an example, and what it returns."""
+    """A model as layers, the names of its inputs, flattened, each with an example, and what it returns: in training mode
+    `answer`, and in evaluation mode `evaluated`, or else why its layers have only one mode."""
 
     layers: list[Layer]
     inputs: dict[str, torch.Tensor]
     answer: Answer
+    evaluated: Answer | str = "the model was traced in one mode"
 
 
 def cut(model: nn.Module, inputs: tuple[Any, ...], begins: Iterable[Entry]) -> Cut:
@@ -97,6 +129,89 @@ def cut(model: nn.Module, inputs: tuple[Any, ...], begins: Iterable[Entry]) -> C
     given = {name: value for name, value in zip(arguments, pytree.tree_leaves(inputs), strict=True)
              if isinstance(value, torch.Tensor)}
     return Cut(layers, given, Answer(results, program.call_spec.out_spec))
+
+
+def add_evaluation(whole: Cut, model: nn.Module, inputs: tuple[Any, ...], begins: Iterable[Entry]) -> None:
+    """Gives the layers of a model what they call in evaluation mode, and where this cannot be, leaves word of it."""
+    if not any(module.training for module in model.modules()):
+        whole.evaluated = whole.answer
+        return
+    try:
+        with _evaluating(model):
+            other = cut(model, inputs, begins)
+        _check_places(whole, other)
+    except ExportError as error:
+        whole.evaluated = f"the pipeline cannot evaluate, only train: in evaluation mode, {error}"
+        return
+    for layer, evaluated in zip(whole.layers, other.layers, strict=True):
+        _adopt(layer, evaluated)
+    whole.evaluated = other.answer
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """All modules in evaluation mode, but nothing is called that may do more than that."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        for module in modes:
+            module.training = False
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _check_places(whole: Cut, other: Cut) -> None:
+    """What training changes is read by the layers that have it in training mode: others may be on another rank."""
+    holders: dict[int, set[int]] = {}
+    changed: set[int] = set()
+    for number, layer in enumerate(whole.layers):
+        for _, tensor in (*layer.body.named_parameters(), *layer.body.named_buffers()):
+            holders.setdefault(id(tensor), set()).add(number)
+        changed.update(map(id, layer.body.parameters()))
+        changed.update(id(layer.body.get_buffer(name)) for name in layer.trained.statistics)
+    for number, layer in enumerate(other.layers):
+        for name, tensor in (*layer.body.named_parameters(), *layer.body.named_buffers()):
+            if id(tensor) in changed and number not in holders[id(tensor)]:
+                raise ExportError(
+                    f"layer {number} reads {name!r}, which only other layers have in training mode; cut the model elsewhere"
+                )
+
+
+def _adopt(layer: Layer, other: Layer) -> None:
+    """Gives a layer the calls of another one, which is the same in evaluation mode, and what only these read. Nothing of the
+    other one is kept: it has parameters of its own, which would stay where others are put into the layer."""
+    graph = other.body.graph
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            node.target = _settled(layer.body, str(node.target), _attribute(other.body, node.target))
+    code = graph.python_code("self")
+    same = code.src == layer.body.code and (other.trained.reads, other.trained.makes) == (layer.trained.reads, layer.trained.makes)
+    if not same:
+        names = dict(code.globals)
+        exec(code.src, names)
+        layer.evaluated = _calls(layer.body, graph, names["forward"], other.trained.reads, other.trained.makes)
+
+
+def _settled(body: nn.Module, path: str, value: Any) -> str:
+    """The name of a value in `body`, which gets it where it has none of that name; constants of both modes may have one name."""
+    while True:
+        try:
+            there = _attribute(body, path)
+        except AttributeError:
+            _attach(body, path, value)
+            return path
+        if _is_same(there, value):
+            return path
+        path += "_evaluated"
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if any(not isinstance(value, torch.Tensor) or isinstance(value, nn.Parameter) or value.is_meta for value in (one, other)):
+        return False
+    return one.dtype == other.dtype and one.device == other.device and torch.equal(one, other)
 
 
 def _is_assertion(node: fx.Node) -> bool:
@@ -183,10 +298,6 @@ def _arguments(node: fx.Node) -> list[tuple[Any, fx.Node]]:
     given = {**dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)), **node.kwargs}
     return [(argument, given[argument.name]) for argument in schema.arguments
             if isinstance(given.get(argument.name), fx.Node)]
-
-
-def _placeholders(body: fx.GraphModule) -> list[fx.Node]:
-    return [node for node in body.graph.nodes if node.op == "placeholder"]
 
 
 @dataclass

@@ -22,7 +22,7 @@ from ..errors import OptionError, PlanError, TightfitError
 from ..training.optimizer_state import state_bytes
 from ..training.joint import BARRIER
 from ..training.studying import capture_step
-from .cutting import Entry, cut
+from .cutting import Entry, add_evaluation, cut
 from .running import Pipeline, stages_of, undividable
 
 if TYPE_CHECKING:
@@ -90,7 +90,10 @@ class StagePlan:
         All ranks call this with models of the same weights. `inputs` are those of a micro-batch, a tensor or a tuple of
         positional arguments; only their shapes count. Raises `ExportError` where the model is not the one planned for.
         """
-        return Pipeline(self, cut(model, _positional(inputs), self.begins), loss_fn, mesh)
+        arguments = _positional(inputs)
+        whole = cut(model, arguments, self.begins)
+        add_evaluation(whole, model, arguments, self.begins)
+        return Pipeline(self, whole, loss_fn, mesh)
 
     def __str__(self) -> str:
         lines = [

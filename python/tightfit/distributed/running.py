@@ -1,28 +1,26 @@
 """Runs a planned pipeline on the ranks of a process group, by `torch.distributed.pipelining`.
 
 Invariant: a step leaves in every parameter's gradient the mean over all micro-batches, whichever rank has the parameter;
-ranks that share one have the same.
+ranks that share one have the same. An evaluation leaves everything as it was.
 """
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 from torch.utils import _pytree as pytree
 
-from ..errors import OptionError
-from .cutting import Cut
+from ..errors import ExportError, OptionError
+from .cutting import Answer, Cut
+from .evaluating import Evaluation
 from .messages import EACH_HAS_A_GRADIENT, Messages
-from .stage import Stage
+from .runtime import Place, runtime
+from .stage import Stage, evaluating
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -34,7 +32,7 @@ class Pipeline:
     """This rank's stages of a model, and the order in which they run.
 
     `stages` are modules: give their parameters, `parameters()`, to an optimizer, and call `step` where a loop calls
-    forward and backward pass.
+    forward and backward pass. `evaluate` and `predict` are in evaluation mode, whichever mode the stages are in.
     """
 
     def __init__(self, plan: StagePlan, cut: Cut, loss_fn: Callable[..., torch.Tensor], mesh: DeviceMesh | None) -> None:
@@ -47,38 +45,29 @@ class Pipeline:
         if (reason := undividable(plan, every)) is not None:
             raise OptionError(reason)
         passed = _passed(every, cut)
+        evaluated = cut.evaluated
+        if isinstance(evaluated, Answer):
+            with evaluating(every):
+                passed_then = _passed(every, cut)
         mine = [stage for stage, rank in enumerate(plan.placement) if rank == self.rank]
         self.stages = {stage: every[stage] for stage in mine}
         self._shared = _shared(plan, every, self.rank, group)
         if mesh is not None and mesh.mesh_dim_names is not None and "dp" in mesh.mesh_dim_names:
             _shard(self.stages, mesh["dp"], bool(self._shared), "W" in plan.csv)
-        device = _device(every)
-        count = len(plan.placement)
-        placed = dict(enumerate(plan.placement))
-        stages = [
-            _Stage(module, stage, count, device, passed[stage], passed[stage + 1], group=group)
-            for stage, module in self.stages.items()
-        ]
-        for stage in stages:
-            stage.stage_index_to_group_rank = placed
+        place = Place(self.stages, _device(every), group)
         self._microbatches = plan.microbatches
-        self._first, self._last = 0 in self.stages, count - 1 in self.stages
+        self._first, self._last = 0 in self.stages, len(every) - 1 in self.stages
         self._given = passed[0]
         self._targets: list[Any] = []
+        self._loss_fn = loss_fn
         answer = cut.answer
 
-        # PyTorch divides nothing but tensors, so what it calls the target is the number of the micro-batch; and it would
-        # divide gradients at the end, and one that two stages share twice.
         def share(values: tuple[torch.Tensor, ...], number: torch.Tensor) -> torch.Tensor:
             return loss_fn(answer.of(values), self._targets[int(number)]) / plan.microbatches
 
-        self._runtime = _PipelineScheduleRuntime(stages, plan.microbatches, loss_fn=share, scale_grads=False)
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "schedule.csv"
-            path.write_text(plan.csv)
-            self._runtime._load_csv(str(path))
-        for stage in stages:
-            stage.stage_index_to_group_rank = placed
+        self._runtime, _ = runtime(plan, place, passed, share)
+        # What it has of a model, or why it has none.
+        self._evaluation = Evaluation(plan, place, evaluated, passed_then) if isinstance(evaluated, Answer) else evaluated
 
     def step(self, inputs: Any = None, target: Any = None) -> torch.Tensor | None:
         """Forward and backward pass of all micro-batches. `inputs` are those of the whole batch, which is divided along its
@@ -86,12 +75,12 @@ class Pipeline:
         too and counts on that of the last one, which answers the mean of the losses of the micro-batches. Other ranks answer
         `None`. Raises `OptionError` where the batch is not one of as many micro-batches like the one that the pipeline was
         made for."""
-        arguments: tuple[Any, ...] = ()
-        if self._first:
-            arguments = tuple(leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor))
-            _like(arguments, self._given, self._microbatches)
+        arguments = self._arguments(inputs)
         if self._last:
             self._targets = _divided(target, self._microbatches)
+        for stage in self.stages.values():
+            if not stage.training:
+                stage.train()
         # What earlier steps left there was summed then.
         earlier = [parameter.grad for parameter, _ in self._shared]
         for parameter, _ in self._shared:
@@ -111,6 +100,49 @@ class Pipeline:
                 parameter.grad += before
         return torch.stack([loss.detach() for loss in losses]).sum() if self._last else None
 
+    def evaluate(self, inputs: Any = None, target: Any = None) -> torch.Tensor | None:
+        """What `step` answers, in evaluation mode and without gradients: dropout is off, and batch norms read their statistics.
+        Nothing is left behind. Raises `ExportError` where the model could not be traced in evaluation mode."""
+        evaluation, arguments = self._prepared(inputs)
+        targets = _divided(target, self._microbatches) if self._last else []
+        losses: list[torch.Tensor] = []
+
+        def take(values: tuple[torch.Tensor, ...], number: int) -> None:
+            losses.append(self._loss_fn(evaluation.answer.of(values), targets[number]) / self._microbatches)
+
+        evaluation.run(arguments, take)
+        return torch.stack(losses).sum() if self._last else None
+
+    def predict(self, inputs: Any = None) -> Any:
+        """What the model returns for the whole batch, in evaluation mode and without gradients, on the rank of the last stage;
+        other ranks answer `None`. Tensors of the micro-batches are joined along their first dimension, and numbers, which have
+        none, become a tensor with one of each micro-batch. Raises `ExportError` as `evaluate` does."""
+        evaluation, arguments = self._prepared(inputs)
+        whole: list[torch.Tensor] = []
+
+        def take(values: tuple[torch.Tensor, ...], number: int) -> None:
+            parts = [value if value.dim() else value[None] for value in values]
+            if not whole:
+                whole.extend(part.new_empty(self._microbatches * len(part), *part.shape[1:]) for part in parts)
+            for all_rows, part in zip(whole, parts, strict=True):
+                all_rows[number * len(part):(number + 1) * len(part)] = part
+
+        evaluation.run(arguments, take)
+        return evaluation.answer.of(whole) if self._last else None
+
+    def _prepared(self, inputs: Any) -> tuple[Evaluation, tuple[torch.Tensor, ...]]:
+        if isinstance(self._evaluation, str):
+            raise ExportError(self._evaluation)
+        return self._evaluation, self._arguments(inputs)
+
+    def _arguments(self, inputs: Any) -> tuple[torch.Tensor, ...]:
+        """What the first stage is called with, of all micro-batches."""
+        if not self._first:
+            return ()
+        arguments = tuple(leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor))
+        _like(arguments, self._given, self._microbatches)
+        return arguments
+
     def parameters(self) -> Iterator[nn.Parameter]:
         """This rank's parameters, each once."""
         return iter({id(parameter): parameter for _, parameter in self.named_parameters()}.values())
@@ -119,14 +151,6 @@ class Pipeline:
         """This rank's parameters by the names that they have in the model."""
         for stage in self.stages.values():
             yield from stage.named().items()
-
-
-class _Stage(PipelineStage):
-    """A stage that sends no message to its own rank."""
-
-    def _get_init_p2p_neighbors_ops(self) -> list[distributed.P2POp]:
-        # PyTorch's first releases begin with a message to each neighbour, on the same rank too, for which gloo has no way.
-        return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
 
 
 def _divided(target: Any, parts: int) -> list[Any]:
@@ -144,7 +168,7 @@ def _divided(target: Any, parts: int) -> list[Any]:
 def _like(arguments: tuple[torch.Tensor, ...], given: tuple[torch.Tensor, ...], parts: int) -> None:
     """PyTorch would send tensors of other shapes than ranks expect, for which they wait for ever."""
     if len(arguments) != len(given):
-        raise OptionError(f"the pipeline was made for {len(given)} input tensors, and `step` was given {len(arguments)}")
+        raise OptionError(f"the pipeline was made for {len(given)} input tensors, and this batch has {len(arguments)}")
     for argument, example in zip(arguments, given, strict=True):
         shape = [parts * example.shape[0], *example.shape[1:]]
         if list(argument.shape) != shape or argument.dtype != example.dtype:
@@ -158,14 +182,14 @@ def _passed(stages: list[Stage], cut: Cut) -> list[tuple[torch.Tensor, ...]]:
     """What enters each stage, and what leaves the last one, without memory of their own: so no rank has to run a stage on
     numbers that mean nothing in order to find out. Makes the messages between stages what PyTorch's release can pass on."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with mode, torch.enable_grad():
+    with mode, torch.enable_grad() if stages[0].training else torch.no_grad():
         passed: list[tuple[torch.Tensor, ...]] = [tuple(mode.from_tensor(value) for value in cut.inputs.values())]
         for stage in stages:
             # A tensor of one element is computed with, even so.
             with stage.without_statistics():
                 made = stage(*passed[-1])
             passed.append(_leaves(made))
-        if EACH_HAS_A_GRADIENT:
+        if EACH_HAS_A_GRADIENT and stages[0].training:
             for number in range(1, len(stages)):
                 messages = Messages(passed[number])
                 stages[number - 1].sent = stages[number].received = messages

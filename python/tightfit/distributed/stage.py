@@ -7,8 +7,9 @@ that is recomputed finds the statistics that it found the first time, and leaves
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
 
-from .cutting import Cut, Layer
+from .cutting import Answer, Calls, Cut, Layer
 from .messages import Messages
 
 
@@ -28,32 +29,34 @@ class Stage(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(cut.layers[first:end])
         self.recomputed = tuple(recomputed)
-        self.enters = list(cut.inputs) if first == 0 else _crossing(cut, first)
-        self.leaves = cut.answer.names if end == len(cut.layers) else _crossing(cut, end)
-        overwritten = {name for layer in cut.layers[first:end] for name in layer.overwrites}
-        self._copied = [name in overwritten for name in self.enters]
-        # What comes from the stage before, and goes to the next one, where that is not the values themselves.
+        self._trained = _way(list(cut.inputs), [layer.trained for layer in cut.layers], cut.answer, first, end)
+        self._evaluated = self._trained
+        if isinstance(cut.evaluated, Answer):
+            self._evaluated = _way(list(cut.inputs), [layer.evaluated for layer in cut.layers], cut.evaluated, first, end)
+        # What comes from the stage before in training, and goes to the next one, where that is not the values themselves.
         self.received: Messages | None = None
         self.sent: Messages | None = None
 
     def forward(self, *arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if not self.training:
+            return tuple(self._forward(arguments, self._evaluated))
         if self.received is None:
-            made = self._forward(arguments)
+            made = self._forward(arguments, self._trained)
         else:
-            made = self.received.owing(self._forward(self.received.read(arguments)), arguments)
+            made = self.received.owing(self._forward(self.received.read(arguments), self._trained), arguments)
         return tuple(made if self.sent is None else self.sent.sent(made))
 
-    def _forward(self, arguments: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        entered = zip(self.enters, arguments, self._copied, strict=True)
+    def _forward(self, arguments: Sequence[torch.Tensor], way: _Way) -> Sequence[torch.Tensor]:
+        entered = zip(way.enters, arguments, way.copied, strict=True)
         values = {name: _at_the_edge(value.clone() if copied else value) for name, value, copied in entered}
         for layer, again in zip(self._layers(), self.recomputed, strict=True):
-            reads = [values[name] for name in layer.reads]
+            reads = [values[name] for name in layer.calls.reads]
             if again and torch.is_grad_enabled():
                 made = checkpoint(layer, *reads, use_reentrant=False, context_fn=partial(_contexts, layer))
             else:
                 made = layer(*reads)
-            values.update(zip(layer.makes, made, strict=True))
-        return [_at_the_edge(values[name]) for name in self.leaves]
+            values.update(zip(layer.calls.makes, made, strict=True))
+        return [_at_the_edge(values[name]) for name in way.leaves]
 
     @contextmanager
     def without_statistics(self) -> Iterator[None]:
@@ -74,7 +77,7 @@ class Stage(nn.Module):
     def statistics(self) -> tuple[set[str], set[str]]:
         """The buffers that it writes to, and those that it has."""
         layers = self._layers()
-        written = {name for layer in layers for name in layer.statistics}
+        written = {name for layer in layers for name in layer.trained.statistics}
         return written, {name for layer in layers for name, _ in layer.body.named_buffers(remove_duplicate=False)}
 
     def _layers(self) -> list[Layer]:
@@ -105,13 +108,41 @@ def _reads(body: fx.GraphModule) -> Counter[str]:
     return count
 
 
-def _crossing(cut: Cut, at: int) -> list[str]:
+@contextmanager
+def evaluating(stages: Iterable[Stage]) -> Iterator[None]:
+    """Stages in evaluation mode, without gradients, and with buffers that stay as they are."""
+    with torch.no_grad(), ExitStack() as stack:
+        for stage in stages:
+            stack.callback(stage.train, stage.training)
+            stage.eval()
+            stack.enter_context(stage.without_statistics())
+        yield
+
+
+@dataclass(frozen=True)
+class _Way:
+    """The names of what enters a stage in one mode and of what leaves it; `copied` says what the stage writes to of that which
+    enters."""
+
+    enters: list[str]
+    leaves: list[str]
+    copied: list[bool]
+
+
+def _way(inputs: list[str], calls: list[Calls], answer: Answer, first: int, end: int) -> _Way:
+    enters = inputs if first == 0 else _crossing(inputs, calls, answer, first)
+    leaves = answer.names if end == len(calls) else _crossing(inputs, calls, answer, end)
+    overwritten = {name for call in calls[first:end] for name in call.overwrites}
+    return _Way(enters, leaves, [name in overwritten for name in enters])
+
+
+def _crossing(inputs: list[str], calls: list[Calls], answer: Answer, at: int) -> list[str]:
     """What is there before layer `at` and is read by it or by later ones."""
-    there = dict.fromkeys(cut.inputs)
-    for layer in cut.layers[:at]:
-        there.update(dict.fromkeys(layer.makes))
-    wanted = {name for layer in cut.layers[at:] for name in layer.reads}
-    wanted.update(cut.answer.names)
+    there = dict.fromkeys(inputs)
+    for call in calls[:at]:
+        there.update(dict.fromkeys(call.makes))
+    wanted = {name for call in calls[at:] for name in call.reads}
+    wanted.update(answer.names)
     return [name for name in there if name in wanted]
 
 
@@ -143,7 +174,7 @@ class _AsBefore(AbstractContextManager[None]):
 
     def __init__(self, layer: Layer) -> None:
         self._body = layer.body
-        self._before = {name: self._body.get_buffer(name).clone() for name in layer.statistics}
+        self._before = {name: self._body.get_buffer(name).clone() for name in layer.calls.statistics}
         self._meanwhile: dict[str, torch.Tensor] = {}
 
     def __enter__(self) -> None:
