@@ -89,7 +89,8 @@ def test_budgets_that_are_none(budget: object) -> None:
 
 
 @pytest.mark.parametrize("options", [{"deadline": 0}, {"deadline": "1s"}, {"deadline": float("nan")}, {"loss_memory": "much"},
-                                     {"optimizer": "adamwx"}, {"differentiable_outputs": 1}])
+                                     {"optimizer": "adamwx"}, {"differentiable_outputs": 1}, {"planner": "crystal ball"},
+                                     {"planner": None}, {"planner": "sac", "offload": "1GiB"}])
 def test_options_that_make_no_sense(options: dict[str, object]) -> None:
     with pytest.raises(tightfit.OptionError, match=next(iter(options))):
         tightfit.compile(Perceptron(), budget=BIG, **options)
@@ -136,6 +137,61 @@ def test_a_refused_budget_names_one_that_suffices() -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
     with pytest.raises(tightfit.InfeasibleBudget):
         tightfit.compile(Perceptron(), budget=proof.needed - 1)(*work)
+
+
+class Block(nn.Module):
+    """Two layers and what stands around them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(32), nn.Linear(32, 128), nn.Linear(128, 32)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = functional.dropout(functional.gelu(self.up(self.norm(inputs))), 0.2)
+        return inputs + self.down(hidden)
+
+
+class Blocks(nn.Module):
+    """Modules of modules, which can be checkpointed by themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.head = nn.Linear(32, 4)
+
+    def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            inputs = block(inputs)
+        return functional.cross_entropy(self.head(inputs), targets)
+
+
+def test_modules_are_checkpointed_as_sac_decides() -> None:
+    work = torch.randn(400, 32), torch.randint(0, 4, (400,))
+    eager = Blocks()
+    roomy = tightfit.plan(eager, work, BIG, planner="sac")
+    assert roomy.recomputed == 0 and roomy.peak == roomy.unplanned_peak
+    least = tightfit.plan(eager, work, planner="sac")
+    budget = (least.peak + roomy.peak) // 2
+    planned = tightfit.plan(eager, work, budget, planner="sac")
+    assert planned.peak <= budget < roomy.peak and planned.recomputed > 0
+    model = Blocks()
+    model.load_state_dict(eager.state_dict())
+    tightfit.compile(model, budget=budget, planner="sac")
+    for one in (eager, model):
+        torch.manual_seed(1)
+        one(*work).backward()
+    assert [plan.peak <= budget and plan.recomputed > 0 for plan in tightfit.plans(model)] == [True]
+    for one, other in zip(eager.parameters(), model.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+    with pytest.raises(tightfit.InfeasibleBudget) as refused:
+        tightfit.compile(Blocks(), budget=1, planner="sac")(*work)
+    assert tightfit.compile(Blocks(), budget=refused.value.smallest, planner="sac")(*work).isfinite()
+
+
+def test_a_model_without_modules_is_refused_by_sac() -> None:
+    model = tightfit.compile(nn.Linear(8, 4), budget="1KiB", planner="sac")
+    with pytest.raises(tightfit.OptionError, match="names no modules below the model itself"):
+        model(torch.randn(100, 8))
 
 
 def test_state_of_an_optimizer_is_reserved() -> None:

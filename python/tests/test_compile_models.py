@@ -47,6 +47,21 @@ def test_steps_fit_and_gradients_are_eagers(name: str):
         assert all(plan["peak"] <= budget for plan in run["plans"])
 
 
+def test_what_is_decided_about_modules_fits_and_gradients_are_eagers():
+    eager = measured.measure("gpt2", "eager", tiny=True, steps=STEPS)
+    by_modules = {"tiny": True, "more": {"planner": "sac"}}
+    least = measured.measure("gpt2", "tightfit", budget="min", steps=2, **by_modules)
+    assert "error" not in least, least
+    smallest = min(plan["peak"] for plan in least["plans"])
+    assert smallest < eager["peak"], "modules save nothing: choose other sizes"
+    budget = (smallest + eager["peak"]) // 2
+    run = measured.measure("gpt2", "tightfit", budget=budget, steps=STEPS, **by_modules)
+    assert "error" not in run, run
+    assert all(step["peak"] <= budget for step in run["steps"])
+    assert measured.differing(run, eager) == []
+    assert run["plans"][-1]["recomputed"] > 0
+
+
 @pytest.mark.parametrize("optimizer", cases("adamw", full=[name for name in measured.OPTIMIZERS if name != "adamw"]))
 def test_the_optimizers_state_is_within_the_budget(optimizer: str):
     eager = measured.measure("gpt2", "eager", tiny=True, steps=4, optimizer=optimizer)

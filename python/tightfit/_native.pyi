@@ -304,6 +304,9 @@ def stages(
     machine: str | None = None,
     threads: int | None = None,
 ) -> str: ...
+def planner(name: str) -> str:
+    """The planner called so, by the name that it has; refuses other names, and says which there are."""
+
 def run(arguments: Sequence[str]) -> int:
     """Runs the program with the arguments, its own name first, and returns its exit code. The program takes the process
     over: its signals, its standard output, and its end where nobody reads that."""

@@ -90,7 +90,9 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
         return match error {
             PlanError::Infeasible(proof) => Some(refusal(proof.is_proven())),
             PlanError::NotFound(_) | PlanError::Unsolved { .. } => Some(NOT_FOUND),
-            PlanError::TooLarge { .. } => Some(2),
+            PlanError::TooLarge { .. } | PlanError::NoModules | PlanError::ModuleStatistics(_) => {
+                Some(2)
+            }
             _ => None,
         };
     }

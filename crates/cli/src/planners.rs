@@ -34,8 +34,14 @@ fn sentence(planner: Planner) -> &'static str {
             "Save what is worth most within a capacity (torch.compile's activation memory budget)"
         }
         Planner::Rotor => "Checkpoint a chain of units optimally (Beaumont 2019)",
+        Planner::Sac => {
+            "Checkpoint modules and save operators under them as PyTorch's sac_milp decides, for \
+             graphs with modules"
+        }
         Planner::Exact => "Solve a mixed integer program, for steps of up to 80 nodes (Jain 2020)",
-        Planner::Auto => "Search, ask all of the above, take the fastest, and prove a bound",
+        Planner::Auto => {
+            "Search, ask all of the above but sac and exact, take the fastest, and prove a bound"
+        }
         Planner::CapuchinPublished => "To compare with: Capuchin's greedy rule as published",
         Planner::CapuchinSwap => "To compare with: swap what free time hides, then recompute",
         Planner::Offload => "To compare with: move what is held to the tier, recompute nothing",

@@ -112,6 +112,45 @@ fn shard_chooses_units_checkpoints_and_offloads() {
 }
 
 #[test]
+fn what_sac_decides_is_planned_and_run() {
+    let here = folder();
+    let step = "corpus/steps/gpt-nano";
+    let plan = |budget: &str| {
+        let options = "--planner sac --machine a100-80gb --json -o FOLDER/plan";
+        run(here.path(), &format!("plan {step} --budget {budget} {options}"))
+    };
+    let planned = plan("85%").done().result();
+    assert_eq!(planned["planner"], "sac");
+    assert!(planned["recomputed_nodes"].as_u64() > Some(0), "{planned}");
+    assert!(planned["slab_bytes"].as_u64() <= planned["budget_bytes"].as_u64(), "{planned}");
+    let check = "--machine a100-80gb --budget 85%";
+    run(here.path(), &format!("check {step} FOLDER/plan {check}")).done();
+    assert_eq!(plan("100%").done().result()["recomputed_nodes"], 0);
+    // What a refusal names is enough.
+    let refused = plan("20%").result();
+    assert_eq!(refused["feasible"], false, "{refused}");
+    let reached = refused["reached_bytes"].as_u64().unwrap();
+    assert!(plan(&reached.to_string()).done().result()["recomputed_nodes"].as_u64() > Some(0));
+    let train = |options: &str| {
+        let options = format!("{step} --steps 2 --eval-batches 0 --roofline {options}");
+        crate::program::train(here.path(), &options).done().losses()
+    };
+    let unplanned = train("--budget 100% --planner none");
+    assert_eq!(train("--budget 85% --planner sac"), unplanned);
+}
+
+#[test]
+fn sac_without_modules_is_refused_with_a_way_out() {
+    let here = folder();
+    let graph = "corpus/synthetic/chain24.json.gz";
+    let ran = run(here.path(), &format!("plan {graph} --budget 60% --planner sac"));
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""));
+    assert!(ran.stderr.contains("names no modules below the model itself"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("choose another planner, such as `auto`"), "{}", ran.stderr);
+    run(here.path(), &format!("plan {graph} --budget 100% --planner sac")).done();
+}
+
+#[test]
 fn graphs_are_measured_first() {
     let here = folder();
     let graph = corpus().join("graphs/gpt2_small_b8_s512.json.gz").display().to_string();

@@ -65,6 +65,12 @@ impl Search {
     }
 }
 
+/// The planner called so, by the name that it has; refuses other names, and says which there are.
+#[pyfunction]
+pub fn planner(py: Python<'_>, name: &str) -> PyResult<&'static str> {
+    Ok(parsed(py, name, planners::named)?.name())
+}
+
 /// A step's schedule within a budget, checked, and what it costs.
 #[pyclass(frozen, module = "tightfit")]
 pub struct Fitted {

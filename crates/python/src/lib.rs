@@ -36,7 +36,7 @@ mod _native {
     #[pymodule_export]
     use super::execute::obstacle;
     #[pymodule_export]
-    use super::fit::{Fitted, fit};
+    use super::fit::{Fitted, fit, planner};
     #[pymodule_export]
     use super::graph::{Subject, read_graph};
     #[pymodule_export]

@@ -42,6 +42,7 @@ def compile(
     fused: bool = False,
     addresses: bool = False,
     offload: int | str | None = None,
+    planner: str = "auto",
 ) -> Module:
     """Makes each forward and backward pass of `model` stay within `budget` bytes, and returns the model.
 
@@ -83,6 +84,10 @@ def compile(
     temporary files where it is on a processor. So budgets can be met that no recomputation meets. Parameters and
     optimizer state stay where they are, as does what the loop is given.
 
+    `planner` is who decides what is computed again, by its name in `tightfit plan --planner`: `"auto"` searches, and the
+    others are rules that were published. Of those `"sac"` checkpoints modules, and saves operators under them, as
+    PyTorch's `sac_milp` and its policy decide.
+
     Raises `OptionError` where an option makes no sense and `CompileError` where the model is compiled already. Calls of
     the model raise `InfeasibleBudget` where the budget is too small, with the proof, `CompileError` where the model
     cannot be captured as one graph, `BudgetExceeded` where the loop holds what leaves too little, and `OffloadError`
@@ -98,7 +103,7 @@ def compile(
                            "torch.compile, model.compile and torch_compile=True out")
     _can_have(loss, model, differentiable_outputs, loss_memory)
     asked = settings(budget, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory, deadline=deadline,
-                     fused=fused, addresses=addresses, offload=offload)
+                     fused=fused, addresses=addresses, offload=offload, planner=planner)
     if asked.addresses:
         install()
     backend = Backend(asked, model, type(model).__name__)

@@ -356,7 +356,8 @@ class Step:
         found = costed(self._graph(accumulated, holds, arguments), self.device, given)
         self._unmeasured(found.refused)
         below = None if self.tier is None else Below(self.tier.size, *self.tier.rates)
-        search = functools.partial(held, found.document, below=below, with_residents=self.resident is not None)
+        search = functools.partial(held, found.document, below=below, with_residents=self.resident is not None,
+                                   planner=self.settings.planner)
         between = self.loss.memory.between
         if room is not None and room <= 0:
             least = search(None, self.settings.deadline)

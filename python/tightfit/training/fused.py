@@ -7,6 +7,7 @@ the figure is reported, and one that is above the budget is said once.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -63,11 +64,12 @@ class FusedStep(Step):
                  arguments: Sequence[Any]) -> Plan:
         found = costed(self._graph(accumulated, holds, arguments), self.device)
         self.refused = found.refused
+        search = functools.partial(held, found.document, planner=self.settings.planner)
         try:
-            plan = held(found.document, None if room is None else max(room, 0), self.settings.deadline)
+            plan = search(None if room is None else max(room, 0), self.settings.deadline)
         except InfeasibleBudget:
             # No proof: fused, the same calls hold less.
-            plan = held(found.document, None, self.settings.deadline)
+            plan = search(None, self.settings.deadline)
         return Plan(plan, None, accumulated, holds, beside)
 
     def run_forward(self, run: Callable[[list[Any]], Any], arguments: list[Any]) -> Any:

@@ -18,7 +18,7 @@ from .backend import Backend
 from .engine import watch
 from .settings import Settings, settings
 
-_OPTIONS = ("budget", "differentiable_outputs", "loss_memory", "deadline", "fused", "offload")
+_OPTIONS = ("budget", "differentiable_outputs", "loss_memory", "deadline", "fused", "offload", "planner")
 
 # One for each function that is compiled, and what it was compiled with.
 _backends: dict[tuple[Any, Settings], Backend] = {}

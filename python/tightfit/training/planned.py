@@ -78,22 +78,23 @@ class Below:
 
 
 def held(document: Mapping[str, Any], budget: int | None, deadline: float,
-         machine: str | None = None, below: Below | None = None, *, with_residents: bool = False) -> Held:
-    """The fastest plan of a graph that holds no more than the budget, or as few bytes as possible without one. Calls that
-    the graph has no seconds for are predicted for the machine. With a tier `below` the device what the step makes for
+         machine: str | None = None, below: Below | None = None, *, with_residents: bool = False,
+         planner: str = "auto") -> Held:
+    """The fastest plan of a graph that a planner finds and that holds no more than the budget, or as few bytes as possible
+    without one. Calls that the graph has no seconds for are predicted for the machine. With a tier `below` the device what the step makes for
     itself may be away there, and `with_residents` parameters and optimizer state.
 
     Raises `InfeasibleBudget`.
     """
     machine = machine or _MACHINE
     text = json.dumps(document, sort_keys=True)
-    asked = f"{_native.__version__} {budget} {deadline} {machine} {below} {text}"
+    asked = f"{_native.__version__} {budget} {deadline} {machine} {below} {planner} {text}"
     name = f"plans/{hashlib.sha256(asked.encode()).hexdigest()}.json"
     if (found := _kept(name)) is not None:
         return found
     given = {} if below is None else {"tier": (below.size, below.out, below.back, below.latency),
                                         "movable": movable(document, with_residents=with_residents)}
-    made = _native.hold(text.encode(), budget, deadline=deadline, machine=machine, **given)
+    made = _native.hold(text.encode(), budget, deadline=deadline, machine=machine, planner=planner, **given)
     facts = {key: getattr(made, key) for key in ("peak", "seconds", "unplanned_peak", "unplanned_seconds", "bound_seconds",
                                                  "recomputed", "moves", "below")}
     facts |= {"document": json.loads(made.document), "swapped": json.loads(made.swapped)}

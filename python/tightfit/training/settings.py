@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from .. import _native
 from ..errors import OptionError
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40,
@@ -31,6 +32,7 @@ class Settings:
     fused: bool = False
     addresses: bool = False
     offload: int | None = None
+    planner: str = "auto"
 
 
 def differentiated(joint: Any) -> int:
@@ -40,7 +42,8 @@ def differentiated(joint: Any) -> int:
 
 
 def settings(budget: Any, *, differentiable_outputs: bool = False, loss_memory: Any = None,
-             deadline: Any = 1.0, fused: Any = False, addresses: Any = False, offload: Any = None) -> Settings:
+             deadline: Any = 1.0, fused: Any = False, addresses: Any = False, offload: Any = None,
+             planner: Any = "auto") -> Settings:
     """Settings as people write them. Raises `OptionError`."""
     if isinstance(deadline, bool) or not isinstance(deadline, Real) or not 0 < deadline < math.inf:
         raise OptionError(f"deadline={deadline!r} is no time; write a number of seconds such as 1.0")
@@ -56,9 +59,22 @@ def settings(budget: Any, *, differentiable_outputs: bool = False, loss_memory: 
         if below is not None and option:
             raise OptionError(f"{name}=True and offload={offload!r} do not go together: what moves has neither Inductor's code nor "
                               "an address of its own; give one of them")
+    known = planner_named(planner)
+    if below is not None and known != "auto":
+        raise OptionError(f"planner={planner!r} moves nothing, so it does not go with offload={offload!r}; give one of them")
     memory = None if loss_memory is None else size(loss_memory, "loss_memory")
     return Settings(budget_bytes(budget), float(deadline), differentiable_outputs, memory, fused, addresses,
-                    below)
+                    below, known)
+
+
+def planner_named(given: Any) -> str:
+    """The name of a planner, which the compiled package knows."""
+    if not isinstance(given, str):
+        raise OptionError(f"planner={given!r} is no name of a planner; write one such as \"auto\" or \"sac\"")
+    try:
+        return _native.planner(given)
+    except OptionError as error:
+        raise OptionError(f"planner={given!r}: {error}") from None
 
 
 def budget_bytes(given: Any) -> int | None:

@@ -27,7 +27,7 @@ from .execution import Plan, Step
 from .joint import document
 from .optimizer_state import state_bytes
 from .planned import held
-from .settings import budget_bytes, settings, too_few
+from .settings import budget_bytes, planner_named, settings, too_few
 
 
 class _Captured(Exception):
@@ -61,21 +61,22 @@ def capture_step(model: nn.Module, batch: Any, *, differentiable_outputs: bool =
 
 def plan(model: nn.Module, batch: Any, budget: int | str = "min", *, machine: str | None = None,
          optimizer: torch.optim.Optimizer | type | str | None = None, differentiable_outputs: bool = False,
-         loss_memory: int | str | None = None, deadline: float = 1.0) -> PlanInfo:
+         loss_memory: int | str | None = None, deadline: float = 1.0, planner: str = "auto") -> PlanInfo:
     """What `tightfit.compile` would plan for this batch, without running anything of it.
 
     `batch` is a tuple of positional arguments, a dict of keyword arguments, or one tensor.
     With `machine` (such as `"h100-80gb"`) times are predicted for that machine, so models larger than the memory at
-    hand can be planned from the meta device; else they are measured where the model is. Raises `InfeasibleBudget`.
+    hand can be planned from the meta device; else they are measured where the model is. `planner` is one by name, as for
+    `tightfit.compile`. Raises `InfeasibleBudget`.
     """
-    asked = budget_bytes(budget)
+    asked, known = budget_bytes(budget), planner_named(planner)
     _can_be_timed(model, batch, machine)
     step = _step(model, batch, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory)
     graph = _costed(step, measure=machine is None)
     beside = step.outside + step.reserve + (0 if optimizer is None else state_bytes(optimizer, model.parameters()))
     room = None if asked is None else max(asked - beside, 0)
     try:
-        found = held(graph, room, deadline, machine)
+        found = held(graph, room, deadline, machine, planner=known)
     except InfeasibleBudget as error:
         raise InfeasibleBudget(
             f"{too_few(asked, error.needed + beside)} {type(model).__name__} on a batch of {' and '.join(map(str, step.batch()))}: no "

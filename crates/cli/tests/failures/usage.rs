@@ -15,8 +15,8 @@ fn wrong_usage() {
         "plan corpus/steps/gpt-nano --budget 1MiB --planner cleverest",
         expect![[r#"
             error: invalid value 'cleverest' for '--planner <PLANNER>'
-              [possible values: none, chen, capuchin, xla, dtr, knapsack, rotor, exact, \
-            auto, capuchin-published, capuchin-swap, offload, checkpoint-always, \
+              [possible values: none, chen, capuchin, xla, dtr, knapsack, rotor, sac, \
+            exact, auto, capuchin-published, capuchin-swap, offload, checkpoint-always, \
             checkpoint-except-last]
 
             For more information, try '--help'.

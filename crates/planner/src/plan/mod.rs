@@ -39,13 +39,14 @@ pub use search::{
 };
 pub use spread::spread;
 
+use crate::analysis::modules::ModuleInfoError;
 use crate::analysis::{MemoryCurve, Move, held, liveness_with, memory_curve, seconds_with};
 use crate::effort::{Effort, Meter};
 use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::plan::offload::Offloading;
 use crate::plan::published::capuchin::{capuchin, capuchin_published, capuchin_swap};
-use crate::plan::published::{chen, dtr, knapsack, rotor, xla};
+use crate::plan::published::{chen, dtr, knapsack, rotor, sac, xla};
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
 
@@ -68,6 +69,9 @@ pub enum Planner {
     Knapsack,
     /// Optimal persistent schedules of a chain of units: Beaumont et al. 2019.
     Rotor,
+    /// Modules and operators under them as PyTorch's `sac_milp` and its policy choose them. No other
+    /// planner asks it.
+    Sac,
     /// The optimum of a mixed integer program, for small steps: after Jain et al. 2020.
     Exact,
     /// The budget planner: searches, takes the plan of another where that is faster, and proves how
@@ -91,7 +95,7 @@ pub enum Planner {
 
 impl Planner {
     /// Every planner with its name; of Capuchin, which has two variants, the default.
-    pub const ALL: [(Planner, &'static str); 9] = [
+    pub const ALL: [(Planner, &'static str); 10] = [
         (Planner::None, "none"),
         (Planner::Chen, "chen"),
         (Planner::Capuchin, "capuchin"),
@@ -99,6 +103,7 @@ impl Planner {
         (Planner::Dtr, "dtr"),
         (Planner::Knapsack, "knapsack"),
         (Planner::Rotor, "rotor"),
+        (Planner::Sac, "sac"),
         (Planner::Exact, "exact"),
         (Planner::Auto, "auto"),
     ];
@@ -159,6 +164,15 @@ pub enum PlanError {
         /// The largest number of nodes that the planner takes.
         most: usize,
     },
+    /// The step has no module but the model itself, and the planner decides about modules.
+    #[error(
+        "the graph names no modules below the model itself, and this planner decides about those; \
+         export a model whose layers are modules, or choose another planner, such as `auto`"
+    )]
+    NoModules,
+    /// The step has no statistics of modules, and the planner decides by those.
+    #[error("{0}; this planner decides by modules: choose another one, such as `auto`")]
+    ModuleStatistics(#[source] ModuleInfoError),
     /// The solver ended without an answer, which proves nothing.
     #[error(
         "the solver found no plan: {reason}; give it more time, or choose another planner, such \
@@ -228,6 +242,7 @@ pub fn plan_within(
         Planner::Dtr => dtr(graph, profile, order, budget, meter),
         Planner::Knapsack => knapsack(graph, profile, order, budget, meter),
         Planner::Rotor => rotor(graph, profile, order, budget, meter),
+        Planner::Sac => sac(graph, profile, order, budget, meter),
         Planner::Exact => exact(graph, profile, order, budget, meter),
         Planner::Auto => auto(graph, profile, order, budget, &meter.rest_until(1.0)),
         Planner::CapuchinPublished => capuchin_published(graph, profile, order, budget, meter),
@@ -305,6 +320,11 @@ pub fn smallest(
         Ok(plan) => Ok(plan),
         Err(PlanError::Infeasible(proof)) => Ok(proof.plan),
         Err(PlanError::NotFound(ended)) => Ok(ended.plan),
-        Err(error @ (PlanError::TooLarge { .. } | PlanError::Unsolved { .. })) => Err(error),
+        Err(
+            error @ (PlanError::TooLarge { .. }
+            | PlanError::NoModules
+            | PlanError::ModuleStatistics(_)
+            | PlanError::Unsolved { .. }),
+        ) => Err(error),
     }
 }

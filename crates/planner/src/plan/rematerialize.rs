@@ -22,6 +22,8 @@ pub enum Retention {
     /// Like `Recompute`, but made again as the source of another they go at once, and are made anew
     /// at their own access.
     RecomputeEachUse,
+    /// They stay, though no backward node may read them: what is made again finds them there.
+    Checkpoint,
 }
 
 /// The decision for each forward node; absent ones are saved.
@@ -172,6 +174,11 @@ impl Readers {
         table
     }
 
+    /// Whether a backward node reads what a node makes.
+    pub fn is_read_by_backward(&self, node: NodeId) -> bool {
+        self.read_by_backward[node]
+    }
+
     /// [`rematerialize`], for one set of decisions after the other.
     pub fn rematerialize(
         &self,
@@ -249,7 +256,8 @@ impl Rematerialization<'_> {
             retention => retention,
         };
         // A kept storage is there to the end, whatever is decided about its siblings.
-        if retention == Retention::Save || !self.table.again[node] || self.graph.is_kept(storage) {
+        let stays = matches!(retention, Retention::Save | Retention::Checkpoint);
+        if stays || !self.table.again[node] || self.graph.is_kept(storage) {
             return None;
         }
         let held = wanted || retention == Retention::Recompute;

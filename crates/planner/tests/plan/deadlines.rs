@@ -204,6 +204,31 @@ fn a_family_that_was_cut_short_gives_the_best_so_far() {
 }
 
 #[test]
+fn a_decision_about_modules_that_was_cut_short_fits() {
+    let subject = Subject::read("graphs/resnet50_b32.json.gz");
+    let budget = subject.budget(70);
+    let mut answers = [0; 3];
+    for after in [1, 4, 8, 16, 24, 32, 1000] {
+        let looks = AtomicU64::new(0);
+        let clock = jumping(&looks, after, 2.0);
+        match subject.plan(budget, Planner::Sac, &late(0, &clock)).0 {
+            Ok(runs) => {
+                answers[0] += 1;
+                assert!(subject.peak(&runs) <= budget);
+            }
+            Err(PlanError::NotFound(ended)) => {
+                answers[1] += 1;
+                assert!(ended.reached > budget && ended.tried > 0);
+            }
+            Err(PlanError::Unsolved { .. }) => answers[2] += 1,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    println!("{answers:?} of plans, of searches without and of solvers that were cut short");
+    assert!(answers[0] > 0 && answers[2] > 0, "{answers:?}");
+}
+
+#[test]
 fn a_solver_that_does_not_end_is_left_alone() {
     let subject = Subject::read("synthetic/chain24.json.gz");
     let budget = subject.budget(30);

@@ -49,10 +49,15 @@ fn fit(graph: &Graph, budget: Bytes, planner: Planner) -> Result<Fitted, FitErro
     )
 }
 
+/// Those that plan a step without modules.
+fn planners() -> impl Iterator<Item = Planner> {
+    Planner::ALL.into_iter().map(|(planner, _)| planner).filter(|&planner| planner != Planner::Sac)
+}
+
 #[test]
 fn a_step_without_nodes_fits_into_nothing() {
     let graph = Step::new().graph();
-    for (planner, _) in Planner::ALL {
+    for planner in planners() {
         let fitted = fit(&graph, Bytes::ZERO, planner).unwrap();
         assert_eq!((fitted.timeline().peak, fitted.schedule().slab), (Bytes::ZERO, Bytes::ZERO));
     }
@@ -64,7 +69,7 @@ fn a_step_that_computes_nothing_holds_its_placeholders() {
     step.node("x", Phase::Input, &[], 100);
     step.node("w", Phase::Parameter, &[], 28);
     let graph = step.graph();
-    for (planner, _) in Planner::ALL {
+    for planner in planners() {
         assert_eq!(fit(&graph, Bytes(192), planner).unwrap().timeline().peak, Bytes(128));
         let Err(FitError::Plan(PlanError::Infeasible(proof))) = fit(&graph, Bytes(127), planner)
         else {
@@ -88,7 +93,7 @@ fn weightless_tensors_need_nothing() {
     let b = step.node("b", Phase::Backward, &[a, x], 0);
     step.0.output(b);
     let graph = step.graph();
-    for (planner, _) in Planner::ALL {
+    for planner in planners() {
         assert_eq!(fit(&graph, Bytes::ZERO, planner).unwrap().schedule().slab, Bytes::ZERO);
     }
 }
@@ -165,7 +170,7 @@ fn a_slab_that_nearly_fits_is_refused_at_once() {
     let (slab, peak) = (smallest.schedule().slab, smallest.timeline().peak);
     assert!(slab > peak + Bytes(gigabytes(1)), "these lifetimes pack: {slab} for {peak}");
     let budget = slab.saturating_sub(Bytes(1));
-    for (planner, _) in Planner::ALL {
+    for planner in planners() {
         let Err(FitError::Plan(PlanError::Infeasible(proof))) = fit(&graph, budget, planner) else {
             panic!("{planner:?} fits")
         };

@@ -15,5 +15,6 @@ mod peers;
 mod properties;
 mod rematerialization;
 mod rewriting;
+mod selective;
 mod smallest;
 mod swap_cases;

@@ -40,12 +40,12 @@ fn synthetic(name: &str) -> Graph {
     corpus::graph(&format!("../synthetic/{name}"))
 }
 
-/// Planners that take steps of any size.
+/// Planners that take steps of any size, with modules or without.
 fn peers() -> impl Iterator<Item = Planner> {
     Planner::ALL
         .into_iter()
         .map(|(planner, _)| planner)
-        .filter(|planner| ![Planner::Auto, Planner::Exact].contains(planner))
+        .filter(|planner| ![Planner::Auto, Planner::Exact, Planner::Sac].contains(planner))
         .chain([Planner::CapuchinPublished])
 }
 

@@ -10,7 +10,7 @@ use cranelift_entity::{PrimaryMap, SecondaryMap};
 use crate::analysis::modules::parameters::{forward_reads, owned};
 use crate::analysis::modules::tradeoff::{groups, tradeoff};
 use crate::analysis::modules::{
-    ModuleIndex, ModuleInfo, ModuleInfoError, ModuleOrders, ModuleStats, ModuleTree,
+    Groups, ModuleIndex, ModuleInfo, ModuleInfoError, ModuleOrders, ModuleStats, ModuleTree,
 };
 use crate::analysis::passes::is_update;
 use crate::analysis::{Dataflow, dataflow, liveness};
@@ -41,10 +41,29 @@ struct Runs {
     peak: Option<usize>,
 }
 
+/// The modules of a graph: their statistics, and the nodes that these are of.
+#[derive(Clone, Debug)]
+pub struct MeasuredModules {
+    /// The statistics.
+    pub info: ModuleInfo,
+    /// The nodes of each module's forward pass, in program order.
+    pub forward: PrimaryMap<ModuleIndex, Vec<NodeId>>,
+    /// The operators that the tradeoff curve of each module is of; none of a leaf.
+    pub groups: PrimaryMap<ModuleIndex, Groups>,
+}
+
 /// Statistics of every module that is called, under a root named as the graph. A module that only
 /// holds others, such as a list of layers, has no passes of its own to speak of; those in it hang
 /// below the nearest module above that is called.
 pub fn measure(graph: &Graph, profile: &Profile) -> Result<ModuleInfo, ModuleInfoError> {
+    Ok(measure_with_nodes(graph, profile)?.info)
+}
+
+/// The same with the nodes of each module.
+pub fn measure_with_nodes(
+    graph: &Graph,
+    profile: &Profile,
+) -> Result<MeasuredModules, ModuleInfoError> {
     let flow = dataflow(graph, profile);
     let program = graph.compute_nodes();
     let tree = &flow.tree;
@@ -60,6 +79,7 @@ pub fn measure(graph: &Graph, profile: &Profile) -> Result<ModuleInfo, ModuleInf
     }
     let mut stats: PrimaryMap<ModuleIndex, ModuleStats> =
         PrimaryMap::with_capacity(tree.branches().len());
+    let mut operators: PrimaryMap<ModuleIndex, Groups> = PrimaryMap::new();
     for (module, branch) in tree.branches() {
         let runs = &runs[module];
         let peak = |curve: &[Bytes]| runs.peak.map_or(Bytes::ZERO, |peak| curve[peak]);
@@ -67,8 +87,8 @@ pub fn measure(graph: &Graph, profile: &Profile) -> Result<ModuleInfo, ModuleInf
             .then(|| groups(graph, profile, &flow, module, &runs.forward))
             .flatten();
         let checkpointed = checkpointed
-            .map(|groups| tradeoff(&groups))
-            .filter(|tradeoff| tradeoff.bytes > Bytes::ZERO);
+            .map(|groups| (tradeoff(&groups), groups))
+            .filter(|(tradeoff, _)| tradeoff.bytes > Bytes::ZERO);
         let behind = runs.last_forward.map_or(Bytes::ZERO, |last| curves.activations_behind[last]);
         let name =
             if branch.path.is_empty() { root.clone() } else { format!("{root}.{}", branch.path) };
@@ -84,17 +104,30 @@ pub fn measure(graph: &Graph, profile: &Profile) -> Result<ModuleInfo, ModuleInf
             is_leaf: checkpointed.is_none(),
             ..ModuleStats::default()
         });
-        if let Some(tradeoff) = checkpointed {
+        let mut groups = Groups::default();
+        if let Some((tradeoff, of_curve)) = checkpointed {
             let stats = &mut stats[module];
             stats.checkpointing_seconds = tradeoff.seconds;
             stats.checkpointing_bytes = tradeoff.bytes;
             stats.tradeoff = tradeoff.curve;
+            groups = of_curve;
         }
+        operators.push(groups);
     }
     borders(graph, &flow, &mut stats);
     let orders = orders(tree, &runs, &stats);
-    let called = stats.into_iter().filter(|&(module, _)| tree.branches()[module].is_called);
-    ModuleInfo::new(called.map(|(_, stats)| stats).collect(), &orders)
+    let is_called = |module: ModuleIndex| tree.branches()[module].is_called;
+    let called = stats.into_iter().filter(|&(module, _)| is_called(module));
+    let info = ModuleInfo::new(called.map(|(_, stats)| stats).collect(), &orders)?;
+    // Statistics have the same order: that in which forward passes begin.
+    let called = operators.into_iter().filter(|&(module, _)| is_called(module));
+    let (forward, groups): (Vec<_>, Vec<_>) =
+        called.map(|(module, groups)| (runs[module].forward.clone(), groups)).unzip();
+    Ok(MeasuredModules {
+        info,
+        forward: forward.into_iter().collect(),
+        groups: groups.into_iter().collect(),
+    })
 }
 
 fn curves(graph: &Graph, profile: &Profile, flow: &Dataflow, program: &[NodeId]) -> Curves {

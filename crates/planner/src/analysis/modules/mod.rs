@@ -20,7 +20,7 @@ use std::collections::btree_map::Entry;
 use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap, entity_impl};
 
 pub use error::ModuleInfoError;
-pub use measure::measure;
+pub use measure::{MeasuredModules, measure, measure_with_nodes};
 pub use operators::{OperatorStats, OperatorStatsError, operators};
 pub use parameters::{Parameters, parameters};
 pub use tradeoff::{Group, Groups, Tradeoff, groups, tradeoff};

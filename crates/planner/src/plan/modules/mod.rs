@@ -11,6 +11,7 @@ mod sharding;
 use thiserror::Error;
 
 pub use candidate::CheckpointedUnit;
+pub(super) use checkpointing::SelectiveSeries;
 pub use checkpointing::{SelectivePlan, SelectiveTask, selective, selective_on};
 pub use infeasible::ModuleInfeasible;
 pub use policy::{OperatorPolicy, PolicyError, policy};

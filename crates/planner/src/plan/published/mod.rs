@@ -10,6 +10,7 @@ mod dtr;
 mod family;
 mod knapsack;
 mod rotor;
+mod sac;
 mod xla;
 
 pub use capuchin::{capuchin, capuchin_published, capuchin_swap};
@@ -17,4 +18,5 @@ pub use chen::chen;
 pub use dtr::dtr;
 pub use knapsack::knapsack;
 pub use rotor::rotor;
+pub use sac::sac;
 pub use xla::xla;

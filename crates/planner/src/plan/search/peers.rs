@@ -8,8 +8,8 @@ use crate::plan::{self, PlanError, Planner};
 use crate::profile::Profile;
 use crate::units::Bytes;
 
-/// The other planners, the quicker ones first; without the solver, whose work and memory nobody can
-/// bound.
+/// The other planners, the quicker ones first; without those that ask the solver, whose work and
+/// memory nobody can bound.
 pub const PEERS: [Planner; 6] = [
     Planner::Chen,
     Planner::Rotor,
@@ -60,6 +60,11 @@ pub fn peer(
         Ok(plan) => Some(plan.runs()),
         Err(PlanError::Infeasible(proof)) => Some(proof.plan.runs()),
         Err(PlanError::NotFound(ended)) => Some(ended.plan.runs()),
-        Err(PlanError::TooLarge { .. } | PlanError::Unsolved { .. }) => None,
+        Err(
+            PlanError::TooLarge { .. }
+            | PlanError::NoModules
+            | PlanError::ModuleStatistics(_)
+            | PlanError::Unsolved { .. },
+        ) => None,
     }
 }

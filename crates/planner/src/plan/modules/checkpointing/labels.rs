@@ -8,6 +8,7 @@
 //! time, and at which rates its modules may discard more. `doc/theory/selective.md` has the proofs.
 
 use crate::analysis::modules::ModuleInfo;
+use crate::effort::Meter;
 use crate::plan::modules::candidate::{CheckpointCandidate, Piece};
 use crate::plan::modules::memory::MemoryRow;
 use crate::units::Bytes;
@@ -17,6 +18,8 @@ use crate::units::Bytes;
 const WIDTHS: [usize; 2] = [64, 1024];
 /// How many pieces may be looked at, about a second's worth.
 const MOST_WORK: u64 = 200_000_000;
+/// As many of them take as long as one operation of a planner.
+const PIECES_OF_AN_OPERATION: u64 = 10;
 /// A part of a byte that no need depends on.
 const CRUMB: f64 = 1e-3;
 /// What is faster by less than this share is not faster.
@@ -29,21 +32,12 @@ pub fn cheapest<'a>(
     candidates: &'a [CheckpointCandidate],
     rows: &[MemoryRow],
     budget: Bytes,
+    meter: &mut Meter<'_>,
 ) -> Option<Vec<&'a CheckpointCandidate>> {
     let mut search = Search::new(info, candidates, rows, budget)?;
-    let mut best: Option<(f64, Vec<&CheckpointCandidate>)> = None;
-    for width in WIDTHS {
-        let limit = best.as_ref().map_or(f64::INFINITY, |(seconds, _)| *seconds);
-        let found = search.paths(width, limit)?;
-        if let Some(better) = found.best {
-            best = Some(better);
-        }
-        let (seconds, chosen) = best.as_ref()?;
-        if found.excluded >= seconds * (1.0 - CLOSE) {
-            return Some(chosen.clone());
-        }
-    }
-    None
+    let chosen = search.cheapest();
+    meter.spend(search.work / PIECES_OF_AN_OPERATION);
+    chosen
 }
 
 /// Candidates in the order in which they end, and what is asked of them.
@@ -129,6 +123,23 @@ impl<'a> Search<'a> {
         }
         search.ahead.reverse();
         Some(search)
+    }
+
+    /// The candidates of the fastest path; `None` where that is not found out.
+    fn cheapest(&mut self) -> Option<Vec<&'a CheckpointCandidate>> {
+        let mut best: Option<(f64, Vec<&CheckpointCandidate>)> = None;
+        for width in WIDTHS {
+            let limit = best.as_ref().map_or(f64::INFINITY, |(seconds, _)| *seconds);
+            let found = self.paths(width, limit)?;
+            if let Some(better) = found.best {
+                best = Some(better);
+            }
+            let (seconds, chosen) = best.as_ref()?;
+            if found.excluded >= seconds * (1.0 - CLOSE) {
+                return Some(chosen.clone());
+            }
+        }
+        None
     }
 
     /// Follows at most `width` labels from each place to the next ones; `None` where the work is

@@ -8,6 +8,9 @@
 
 mod labels;
 pub mod milp;
+mod series;
+
+pub use series::SelectiveSeries;
 
 use crate::analysis::modules::{ModuleIndex, ModuleInfo, ModuleStats};
 use crate::effort::Meter;
@@ -67,7 +70,7 @@ pub fn selective_on(
     clock: &(dyn Fn() -> Seconds + Sync),
 ) -> Result<SelectivePlan, ModulePlanError> {
     let effort = task.limits.effort(clock);
-    let meter = Meter::new(&effort);
+    let mut meter = Meter::new(&effort);
     if task.world_size == 0 {
         return Err(ModulePlanError::WorldSize);
     }
@@ -98,7 +101,8 @@ pub fn selective_on(
     let filled = |chosen: &[&CheckpointCandidate], target| fill(info, chosen, of, target);
     let rows = MemoryRow::binding(info, &candidates, &[], of);
     let optimum = within_tolerance(task.budget, |target| {
-        Ok::<_, ModulePlanError>(cheapest(info, &candidates, &rows, target).map(|chosen| {
+        let chosen = cheapest(info, &candidates, &rows, target, &mut meter);
+        Ok::<_, ModulePlanError>(chosen.map(|chosen| {
             let plan = evaluate(&filled(&chosen, target), Some(0.0));
             let peak = plan.peak;
             (plan, peak)
