@@ -178,16 +178,16 @@ def evaluations(devices: int, schedule: str | None, change: str | None, mesh: An
     """Evaluations of this rank before, between and after steps beside those of one process, and whether the steps are those
     without evaluations, bit by bit."""
     part = 0 if mesh is None else mesh["dp"].get_local_rank()
+    words, targets = (tensor[:ROWS] for tensor in batch(0))
+    plan = pipelines.plan(model("dropping"), (words, targets), loss_fn, budget="1GB", microbatches=MICRO_BATCHES,
+                          devices=devices, schedule=schedule, machine="a100-80gb")
+    if change is not None:
+        plan = recomputing(plan) if change == "recomputed" else through_blocks(plan, "drop")
     apart: list[float] = []
     answered: list[bool] = []
 
-    def trained(evaluates: bool) -> tuple[list[torch.Tensor], str]:
+    def trained(evaluates: bool) -> list[torch.Tensor]:
         own = model("dropping")
-        words, targets = (tensor[:ROWS] for tensor in batch(0))
-        plan = pipelines.plan(own, (words, targets), loss_fn, budget="1GB", microbatches=MICRO_BATCHES, devices=devices,
-                              schedule=schedule, machine="a100-80gb")
-        if change is not None:
-            plan = recomputing(plan) if change == "recomputed" else through_blocks(plan, "drop")
         pipeline = plan.apply(own, words, loss_fn, mesh=mesh)
         optimizer = torch.optim.SGD(pipeline.parameters(), lr=0.1)
         torch.manual_seed(3 + part)
@@ -200,7 +200,9 @@ def evaluations(devices: int, schedule: str | None, change: str | None, mesh: An
                 with torch.random.fork_rng():
                     apart.append(unlike(pipeline, own, loss, answer, part, mesh))
 
-        evaluate()
+        if change != "recomputed":
+            # Otherwise, there are gradients already when PyTorch begins to evaluate.
+            evaluate()
         for number in range(2):
             loss = pipeline.step(*batch(part + number))
             left += [] if loss is None else [loss]
@@ -211,11 +213,11 @@ def evaluations(devices: int, schedule: str | None, change: str | None, mesh: An
         evaluate()
         left += [local(parameter).clone() for parameter in pipeline.parameters()]
         left += [buffer.clone() for _, buffer in sorted(own.named_buffers())]
-        return left, plan.schedule
+        return left
 
-    (without, _), (between, order) = trained(False), trained(True)
+    without, between = trained(False), trained(True)
     same = len(without) == len(between) and all(map(torch.equal, without, between))
-    return {"schedule": order, "change": change, "same": same, "apart": max(apart), "answered": answered}
+    return {"schedule": plan.schedule, "change": change, "same": same, "apart": max(apart), "answered": answered}
 
 
 def unlike(pipeline: pipelines.Pipeline, own: Words, loss: torch.Tensor | None, answer: Any, part: int, mesh: Any) -> float:

@@ -1,6 +1,6 @@
 """Pipelines that are planned here and run by PyTorch, in several processes.
 
-Tier: quick with a part of the cases, 53 s; full with all of them.
+Tier: quick with a part of the cases, 60 s; full with all of them.
 """
 
 from __future__ import annotations

@@ -185,12 +185,11 @@ def _adopt(layer: Layer, other: Layer) -> None:
     for node in graph.nodes:
         if node.op == "get_attr":
             node.target = _settled(layer.body, str(node.target), _attribute(other.body, node.target))
-    code = graph.python_code("self")
-    same = code.src == layer.body.code and (other.trained.reads, other.trained.makes) == (layer.trained.reads, layer.trained.makes)
-    if not same:
+    code, now, then = graph.python_code("self"), layer.trained, other.trained
+    if (code.src, then.reads, then.makes) != (layer.body.code, now.reads, now.makes):
         names = dict(code.globals)
         exec(code.src, names)
-        layer.evaluated = _calls(layer.body, graph, names["forward"], other.trained.reads, other.trained.makes)
+        layer.evaluated = _calls(layer.body, graph, names["forward"], then.reads, then.makes)
 
 
 def _settled(body: nn.Module, path: str, value: Any) -> str:
