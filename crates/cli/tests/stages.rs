@@ -90,7 +90,7 @@ fn stages_begin_where_they_are_asked_to() {
     assert!(layers[0].to_string().contains(other), "{layers:?}");
     for (cut, because) in [
         ("model.transformer.h.12", "no operator of the forward pass lies in a module"),
-        ("model.transformer.wte", "the model begins with `model.transformer.wte`"),
+        ("model.transformer", "the model begins with `model.transformer`"),
         (
             "model.transformer.h.3,model.transformer.h.2,model.lm_head",
             "`model.transformer.h.2` is not called behind `model.transformer.h.3`",
