@@ -234,7 +234,7 @@ proptest! {
     #[test]
     fn whatever_is_dropped_the_sequence_is_legal(
         recipe in generator::recipes(MOST_LAYERS),
-        drops in prop::collection::vec(0u8..3, 64),
+        drops in prop::collection::vec(0u8..4, 64),
     ) {
         let graph = recipe.graph();
         for profile in generator::profiles(&graph) {
@@ -360,8 +360,12 @@ proptest! {
 fn dropped(graph: &Graph, drops: &[u8]) -> Retentions {
     let mut table = Retentions::new();
     for (node, &drop) in graph.nodes().keys().zip(drops.iter().cycle()) {
-        table[node] =
-            [Retention::Save, Retention::Recompute, Retention::RecomputeEachUse][usize::from(drop)];
+        table[node] = [
+            Retention::Save,
+            Retention::Recompute,
+            Retention::RecomputeEachUse,
+            Retention::Checkpoint,
+        ][usize::from(drop)];
     }
     table
 }

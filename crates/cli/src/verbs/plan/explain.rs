@@ -289,6 +289,7 @@ fn mode(retention: Retention) -> &'static str {
         Retention::Save => "save",
         Retention::Recompute => "recompute",
         Retention::RecomputeEachUse => "recompute each use",
+        Retention::Checkpoint => "checkpoint",
     }
 }
 
