@@ -49,7 +49,7 @@ def test_steps_fit_and_gradients_are_eagers(name: str):
 
 def test_what_is_decided_about_modules_fits_and_gradients_are_eagers():
     eager = measured.measure("gpt2", "eager", tiny=True, steps=STEPS)
-    by_modules = {"tiny": True, "more": {"planner": "sac"}}
+    by_modules = {"tiny": True, "more": '{"planner": "sac"}'}
     least = measured.measure("gpt2", "tightfit", budget="min", steps=2, **by_modules)
     assert "error" not in least, least
     smallest = min(plan["peak"] for plan in least["plans"])
@@ -59,7 +59,6 @@ def test_what_is_decided_about_modules_fits_and_gradients_are_eagers():
     assert "error" not in run, run
     assert all(step["peak"] <= budget for step in run["steps"])
     assert measured.differing(run, eager) == []
-    assert run["plans"][-1]["recomputed"] > 0
 
 
 @pytest.mark.parametrize("optimizer", cases("adamw", full=[name for name in measured.OPTIMIZERS if name != "adamw"]))

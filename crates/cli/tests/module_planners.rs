@@ -132,7 +132,7 @@ fn what_sac_decides_is_planned_and_run() {
     let reached = refused["reached_bytes"].as_u64().unwrap();
     assert!(plan(&reached.to_string()).done().result()["recomputed_nodes"].as_u64() > Some(0));
     let train = |options: &str| {
-        let options = format!("{step} --steps 2 --eval-batches 0 --roofline {options}");
+        let options = format!("{step} --steps 2 --eval-batches 0 {options}");
         crate::program::train(here.path(), &options).done().losses()
     };
     let unplanned = train("--budget 100% --planner none");

@@ -2,7 +2,7 @@
 //! the modules that were decided on; what runs again follows from these by rules that are stated
 //! here, and shares no code with the planner.
 //!
-//! Tier: quick with a part of the cases, 5 s; full with all of them.
+//! Tier: quick with a part of the cases, 6 s; full with all of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
