@@ -26,6 +26,18 @@ def _reproducible():
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def fresh_dynamo():
+    """Nothing that torch.compile captured before is there."""
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def own_cache(monkeypatch, tmp_path):
+    """Nothing that was measured or planned before is there."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
 @pytest.fixture(scope="session")
 def corpus() -> Path:
     return ROOT / "corpus"

@@ -95,3 +95,9 @@ class UNet(nn.Module):
         for raise_, block in zip(self.raise_, self.up, strict=True):
             x = block(torch.cat([raise_(x), skips.pop()], 1))
         return self.head(x)
+
+
+def three_dimensional(tensor):
+    """The tensor itself. Where assertions stand in files of tests, pytest rewrites them."""
+    assert tensor.dim() == 3
+    return tensor

@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 RESNET = ROOT / "corpus/graphs/resnet50_b32.json.gz"
 STEP = ROOT / "corpus/steps/gpt-nano"
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 
 class Net(nn.Module):
     def __init__(self):
@@ -30,11 +32,6 @@ class Net(nn.Module):
 
     def forward(self, inputs):
         return self.layers(inputs).square().mean()
-
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -142,7 +139,7 @@ def test_what_makes_no_sense_is_refused(options):
 
 
 def test_a_model_without_a_batch_and_a_graph_with_one_are_refused():
-    with pytest.raises(TypeError, match="give the batch"):
+    with pytest.raises(tightfit.OptionError, match="give the batch"):
         tightfit.analyze(Net())
     with pytest.raises(tightfit.OptionError, match="no torch.nn.Module"):
         tightfit.analyze(str(RESNET), torch.randn(4, 8))

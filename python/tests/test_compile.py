@@ -12,6 +12,8 @@ import contextlib
 import gc
 import json
 import os
+import re
+import warnings
 import weakref
 
 import numpy as np
@@ -192,6 +194,87 @@ def test_a_model_without_modules_is_refused_by_sac() -> None:
     model = tightfit.compile(nn.Linear(8, 4), budget="1KiB", planner="sac")
     with pytest.raises(tightfit.OptionError, match="names no modules below the model itself"):
         model(torch.randn(100, 8))
+
+
+def accumulating(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for step in range(4):
+        model(*batch()).backward()
+        if step % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def resetting_in_between(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for step in range(3):
+        loss = model(*batch())
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        loss.backward()
+        optimizer.step()
+
+
+def failing_after_the_backward_pass(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for step in range(3):
+        with contextlib.suppress(KeyError):
+            model(*batch()).backward()
+            if step == 0:
+                raise KeyError
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def minimizing(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3, history_size=3)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=False)
+        loss = model(*batch())
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        optimizer.step(closure)
+
+
+@pytest.mark.parametrize("loop", [accumulating, resetting_in_between, failing_after_the_backward_pass, minimizing])
+@pytest.mark.parametrize("is_normed", [False, True])
+def test_a_budget_that_is_named_suffices_for_the_steps_behind_it(loop, is_normed: bool) -> None:
+    def run(budget: int) -> None:
+        model = Perceptron()
+        if is_normed:
+            nn.utils.weight_norm(model.first)
+        optimizer = torch.optim.AdamW(model.parameters())
+        reserved = torch.optim.LBFGS(model.parameters(), history_size=3) if loop is minimizing else optimizer
+        loop(tightfit.compile(model, budget=budget, optimizer=reserved, deadline=0.2), optimizer)
+
+    with warnings.catch_warnings(), pytest.raises(tightfit.InfeasibleBudget) as refused:
+        warnings.simplefilter("ignore", FutureWarning)
+        run(70_000)
+    assert re.search(rf"budget={refused.value.smallest} or more \(\d+ if every step begins without gradients", str(refused.value))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        run(refused.value.smallest)
+
+
+def test_a_budget_for_a_loop_that_lets_gradients_go_is_named_too() -> None:
+    work = batch()
+    with pytest.raises(tightfit.InfeasibleBudget) as refused:
+        tightfit.compile(Perceptron(), budget=70_000, optimizer="sgd")(*work)
+    model = tightfit.compile(Perceptron(), budget=int(re.search(r"\((\d+) if every", str(refused.value))[1]), optimizer="sgd")
+    for _ in range(3):
+        model.zero_grad()
+        model(*work).backward()
+    with pytest.raises(tightfit.InfeasibleBudget, match=r"Gradients of an earlier step count.*zero_grad\(\)"):
+        model(*work)
+
+
+def test_calls_that_wait_are_counted_at_what_they_hold_under_a_larger_budget() -> None:
+    work, waiting = batch(), []
+    small = tightfit.plan(Perceptron(), work, "min").peak
+    model = tightfit.compile(Perceptron(), budget=small + 1000, optimizer="sgd")
+    with pytest.raises(tightfit.InfeasibleBudget, match=r"Run each backward pass behind its forward pass.*up to [\d,]+ bytes") as refused:
+        waiting += [model(*work), model(*work)]
+    model = tightfit.compile(Perceptron(), budget=refused.value.smallest, optimizer="sgd")
+    sum([model(*work), model(*work)]).backward()
 
 
 def test_state_of_an_optimizer_is_reserved() -> None:

@@ -27,13 +27,10 @@ if not hasattr(tightfit, "compile"):
 
 from tightfit.training.survey import survey
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 BENCH = Path(__file__).resolve().parents[1] / "bench" / "losses.py"
 ROWS, CLASSES = 512, 64
-
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
 
 
 class Net(nn.Module):

@@ -55,8 +55,7 @@ def shown(item):
     return page.text
 
 
-def test_a_plan_shows_its_figures_and_a_hostile_name_as_text(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_a_plan_shows_its_figures_and_a_hostile_name_as_text(own_cache):
     plan = tightfit.plan(type(HOSTILE, (Net,), {})(), torch.randn(256, 8), machine="h100-80gb")
     title, *text = shown(plan)
     assert title.startswith(HOSTILE) and "[256, 8]" in title
@@ -64,8 +63,7 @@ def test_a_plan_shows_its_figures_and_a_hostile_name_as_text(monkeypatch, tmp_pa
     assert text[text.index("calls that run again") + 1] == str(plan.recomputed)
 
 
-def test_all_plans_of_a_model_are_shown(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_all_plans_of_a_model_are_shown(own_cache):
     model = tightfit.compile(Net(), budget="1MiB")
     assert shown(tightfit.plans(model)) == ["no plans yet"]
     model(torch.randn(4, 8)).backward()
@@ -100,8 +98,7 @@ def test_an_analysis_is_shown_with_its_tables():
     assert shown(analysis.operators)[0] == "by operator"
 
 
-def test_plans_are_printed_as_a_table(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_plans_are_printed_as_a_table(own_cache):
     model = tightfit.compile(Net(), budget="1MiB")
     assert str(tightfit.plans(model)) == "no plans yet"
     model(torch.randn(4, 8)).backward()

@@ -8,19 +8,22 @@ Tier: quick, since it takes 4 s.
 import random
 import re
 
+import models
+import numpy
 import pytest
 import torch
+from torch import distributed
+from torch.distributed.fsdp import fully_shard
 from torch import nn
 
 import tightfit
+import tightfit.distributed
 
 if not hasattr(tightfit, "compile"):
     pytest.skip("this tightfit has no `compile`", allow_module_level=True)
 
 
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 class Net(nn.Module):
@@ -92,6 +95,8 @@ def fails(_):
     (lambda y: y * 2 if y.sum() > 0 else y, "contents of a tensor", lambda y: torch.where(y.sum() > 0, y * 2, y)),
     (lambda y: y * 2 if random.random() < 0.5 else y, "Python's random numbers", None),
     (fails, "KeyError('no such kind of batch')", None),
+    (lambda y: y * numpy.random.rand(), "computes with NumPy", None),
+    (lambda y: print(y) or y, "it prints", None),
 ])
 def test_what_a_graph_cannot_hold_is_named_with_its_line_and_a_way_out(then, says, instead):
     with pytest.raises(tightfit.CompileError) as refused:
@@ -103,13 +108,25 @@ def test_what_a_graph_cannot_hold_is_named_with_its_line_and_a_way_out(then, say
         tightfit.compile(Reading(instead), budget="1MiB")(torch.randn(8, 16)).backward()
 
 
+def test_what_the_models_own_code_raises_is_the_cause():
+    with pytest.raises(tightfit.CompileError) as refused:
+        tightfit.compile(Reading(fails), budget="1MiB")(torch.randn(8, 16))
+    assert isinstance(refused.value.__cause__, KeyError) and refused.value.__cause__.args == ("no such kind of batch",)
+    torch._dynamo.reset()
+    with pytest.raises(tightfit.CompileError, match=r"models\.py:\d+ in three_dimensional: `assert .* == 3` does not hold") as refused:
+        tightfit.compile(Reading(models.three_dimensional), budget="1MiB")(torch.randn(8, 16))
+    assert isinstance(refused.value.__cause__, AssertionError)
+
+
 def test_hooks_on_modules_inside_are_refused_and_those_on_the_model_run():
     seen = []
-    inside, whole = Net(), Net()
-    inside.layers[0].register_full_backward_hook(lambda *_: seen.append(1))
-    with pytest.raises(tightfit.CompileError, match="full backward hook"):
-        tightfit.compile(inside, budget="1MiB")(torch.randn(8, 16))
-    torch._dynamo.reset()
+    whole = Net()
+    for register, said in (("register_full_backward_hook", "full backward hook"), ("register_backward_hook", "register_backward_hook")):
+        inside = Net()
+        getattr(inside.layers[0], register)(lambda *_: seen.append(1))
+        with pytest.raises(tightfit.CompileError, match=said):
+            tightfit.compile(inside, budget="1MiB")(torch.randn(8, 16))
+        torch._dynamo.reset()
     whole.register_full_backward_hook(lambda *_: seen.append(2))
     tightfit.compile(whole, budget="1MiB")(torch.randn(8, 16)).backward()
     assert seen == [2]
@@ -120,3 +137,70 @@ def test_a_model_under_a_transform_of_functions_is_refused():
     with pytest.raises(tightfit.CompileError, match=r"torch\.func"):
         torch.func.grad(lambda parameters: torch.func.functional_call(model, parameters, (torch.randn(8, 16),)))(
             dict(model.named_parameters()))
+
+
+@pytest.fixture
+def mesh():
+    """This process alone, as a mesh of processors."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield distributed.init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("call", [
+    lambda model: tightfit.compile(model, budget="1MiB"),
+    lambda model: tightfit.step(model, None, torch.optim.SGD(model.parameters()), budget="1MiB"),
+    lambda model: tightfit.plan(model, torch.randn(8, 16)),
+])
+def test_sharded_parameters_are_refused_by_name(mesh, call):
+    model = Net()
+    fully_shard(model.layers[0], mesh=mesh)
+    with pytest.raises(tightfit.CompileError, match=rf"FSDP2 \(fully_shard\).* at {re.escape(__file__)}:\d+ in .*without it"):
+        call(model)
+
+
+def test_parameters_that_are_sharded_later_are_refused(mesh):
+    model = tightfit.compile(Net(), budget="1MiB")
+    fully_shard(model, mesh=mesh)
+    with pytest.raises(tightfit.CompileError, match="FSDP2"):
+        model(torch.randn(8, 16))
+
+
+NO_PATH = [None, 5, b"x", torch.ones(2), object()]
+NO_FLAG = [None, "yes", 1, torch.ones(2)]
+
+
+@pytest.mark.parametrize("function, options", [
+    (lambda given: tightfit.load(given), NO_PATH),
+    (lambda given: tightfit.load(".", given), NO_PATH[1:]),
+    (lambda given: tightfit.fit({}, given), [None, float("nan"), torch.ones(2), object()]),
+    (lambda given: tightfit.fit(given, "min"), [None, 5, torch.ones(2), object()]),
+    (lambda given: tightfit.sac({}, "60%", units=given), ["layers", 5, object()]),
+    (lambda given: tightfit.arguments(given, Net(), torch.ones(2)), [None, "x", Net()]),
+    (lambda given: tightfit.capture_step(Net(), torch.ones(8, 16), measure=given), NO_FLAG),
+    (lambda given: tightfit.plan(Net(), torch.ones(8, 16), machine=given), [5, object(), torch.ones(2)]),
+    (lambda given: tightfit.plan(Net(), torch.ones(8, 16), deadline=given), [None, "x", True, -1, float("nan"), torch.ones(2)]),
+    (lambda given: tightfit.step(Net(), None, torch.optim.SGD(Net().parameters()), budget="min", outputs=given), NO_FLAG),
+    (lambda given: tightfit.export(Net(), None, (torch.ones(8, 16), None), out=given, name="net", execute=False), NO_PATH),
+    (lambda given: tightfit.export(Net(), None, (torch.ones(8, 16), None), out="net.json", name=given, execute=False), NO_PATH),
+    (lambda given: tightfit.module_info(Net(), (torch.ones(8, 16), None), machine=given), [None, 5]),
+    (lambda given: tightfit.distributed.StagePlan.read(given), [None, 5]),
+])
+def test_what_is_of_another_type_is_an_option_that_makes_no_sense(function, options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for given in options:
+        with pytest.raises(tightfit.OptionError):
+            function(given)
+
+
+def test_numbers_of_numpy_are_budgets():
+    [budget, other] = numpy.array([1 << 20, 1 << 21])
+    assert tightfit.plan(Net(), torch.randn(8, 16), budget).peak <= budget
+    assert tightfit.fit(tightfit.capture_step(Net(), torch.randn(8, 16), measure=False), other, iterations=1).peak <= other
+
+
+def test_the_plans_of_a_step_are_its_own():
+    model = Net()
+    step = tightfit.step(model, None, torch.optim.SGD(model.parameters()), budget="1MiB")
+    with pytest.raises(tightfit.CompileError, match=r"`\.plans`"):
+        tightfit.plans(step)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from . import _native, notebook, planning
 from .errors import OptionError
+from .given import asked, flag
 
 if TYPE_CHECKING:
     from torch import nn
@@ -186,12 +187,12 @@ def analyze(
 
         step = studying.captured(step, batch, machine, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory)
     elif not isinstance(step, (str, bytes, dict, os.PathLike, planning.Graph)):
-        raise TypeError(f"{type(step).__name__} is no graph; give the batch that a model is to be analyzed on, too")
-    elif differentiable_outputs or loss_memory is not None:
+        raise OptionError(f"{type(step).__name__} is no graph; give the batch that a model is to be analyzed on, too")
+    elif flag(differentiable_outputs, "differentiable_outputs") or loss_memory is not None:
         raise OptionError("differentiable_outputs and loss_memory go with a model and its batch, not with a graph")
     graph = planning.read_graph(step)
     on: dict[str, Any] = {"machine": machine, "threads": threads}
-    document = json.loads(_native.analyze(graph, budget, module=module, depth=depth, **on))
+    document = json.loads(asked(_native.analyze, graph, budget, module=module, depth=depth, **on))
     return Analysis(document, graph, on, is_measured=batch is not None and machine is None)
 
 

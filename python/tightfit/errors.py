@@ -39,7 +39,7 @@ class InfeasibleBudget(TightfitError):
 
     - `budget`: what was asked for;
     - `needed`: no schedule whatever needs less (0 where nothing is proven);
-    - `smallest`: the smallest budget that is known to be feasible;
+    - `smallest`: the smallest budget that is known to be feasible; for loops, of later steps that begin with gradients, too;
     - `binding`: the name of the node, or of the module where modules are planned, that holds the most at that budget;
       `None` where parameters, state and batch alone exceed the budget;
     - `live`: what is held there, as pairs of a name and bytes, the largest first.

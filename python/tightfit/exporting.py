@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from . import given
 from .artifacts import write_all
 from .batch import ordered, pair
 from .capture import capture
@@ -86,7 +87,7 @@ def export(
     of the loss (`loss.weight`), and constants that the forward pass makes out of thin air (`constant.…`). `arguments`
     takes them; most models have none.
 
-    Raises `ExportError`.
+    Raises `ExportError`, and `OptionError` where an option is of another type.
     """
     if not isinstance(model, nn.Module):
         raise ExportError(f"{type(model).__name__} is no torch.nn.Module; give the model itself")
@@ -95,8 +96,12 @@ def export(
     if loss_fn is not None and not callable(loss_fn):
         raise ExportError(f"loss_fn is {type(loss_fn).__name__}; give a function of what the model returns and the "
                           "targets, or None where the model returns its loss")
+    for option, called in ((name, "name"), (description, "description")):
+        given.text(option, called)
+    for option, called in ((execute, "execute"), (measure, "measure")):
+        given.flag(option, called)
+    path = given.path(out, "out")
     chosen = resolve(optimizer, learning_rate, model, execute=execute)
-    path = Path(out)
     batch = _apart(ordered(pair(example_batch)))
     where = _device(device, model, batch, measure=measure, execute=execute)
     evaluation = batch if evaluation_batch is None else _apart(ordered(pair(evaluation_batch)))
@@ -168,7 +173,7 @@ def _device(device: str | torch.device | None, model: nn.Module, batch: Any, *, 
                           "an executable step on processors")
     try:
         found = torch.device(_home(model, batch, measure=measure) if device is None else device)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         raise ExportError(f"device={device!r} is no device; use \"cpu\" or \"cuda\"") from error
     if found.type not in ("cpu", "cuda") and (measure or device is not None):
         raise ExportError(f"steps are captured and measured for cpu and cuda, not for {found}; say device=…")

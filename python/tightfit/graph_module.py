@@ -20,7 +20,8 @@ from torch.utils import _pytree as pytree
 from . import calls, reading
 from .batch import leaves
 from .calls import OPTIMIZERS, TORCH_DTYPES
-from .errors import GraphFileError
+from .errors import GraphFileError, OptionError
+from .given import flag, table
 from .graph import FORMAT
 
 META = "tightfit"
@@ -51,7 +52,7 @@ def to_fx(graph: str | Path | Mapping[str, Any], *, boxed: bool = False) -> fx.G
         module = _Translation(document).run()
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, RecursionError, RuntimeError) as error:
         raise GraphFileError(f"the graph is damaged: {type(error).__name__}: {error}; `tightfit analyze` says where") from error
-    if boxed:
+    if flag(boxed, "boxed"):
         module.graph.set_codegen(_Boxed({node.target for node in module.graph.find_nodes(op="placeholder") if not node.users}))
         module.recompile()
     return module
@@ -68,13 +69,20 @@ def arguments(module: fx.GraphModule, model: nn.Module, batch: Any, *, state: di
 
     Raises `GraphFileError` where model or batch are not those of the graph.
     """
+    if not isinstance(module, fx.GraphModule):
+        raise OptionError(f"{type(module).__name__} is no module that to_fx made; give what it returned")
+    if not isinstance(model, nn.Module):
+        raise OptionError(f"{type(model).__name__} is no torch.nn.Module; give the model itself")
     placeholders = module.graph.find_nodes(op="placeholder")
     if any(META not in node.meta for node in placeholders):
         raise GraphFileError("the module is none that to_fx made; its placeholders do not say what they are")
     tensors = {name: tensor.detach() for name, tensor in
                [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]}
-    tensors |= constants or {}
-    state = {} if state is None else state
+    tensors |= table(constants, "constants")
+    if state is None:
+        state = {}
+    elif not isinstance(state, dict):
+        raise OptionError(f"state is of type {type(state).__name__}; give a dict, to which what is missing is added")
     given_leaves = iter(leaves(batch))
     given: list[Any] = []
     for node in placeholders:

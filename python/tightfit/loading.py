@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from . import reading
+from . import given, reading
 from .errors import GraphFileError, WeightsError
 from .graph import DTYPES
 from .step_json import FORMAT, REST, WEIGHTS
@@ -61,11 +61,12 @@ def load(step: str | os.PathLike[str], saved: str | os.PathLike[str] | None = No
     the step does not read is as it was exported. Tensors are on the processor. The optimizer's state is not part of it:
     it lies in the same file, by parameter (`….exp_avg`, `….momentum`), and `--resume` goes on with it.
 
-    Raises `WeightsError`.
+    Raises `WeightsError`, and `OptionError` where `step` or `saved` is no path.
     """
-    folder = Path(step)
+    folder = given.path(step, "step")
+    named = None if saved is None else given.path(saved, "saved")
     described = _described(folder / "step.json")
-    path = _only_saved(folder, described.name) if saved is None else Path(saved)
+    path = _only_saved(folder, described.name) if named is None else named
     metadata, found = _tensors(path, f"train with `tightfit train {folder} --save {path}`", "save it again")
     if metadata.get("format") != _SAVED:
         raise WeightsError(f"{path} was not saved by `tightfit train`; name the file that followed --save")

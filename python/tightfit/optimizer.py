@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 import torch
@@ -90,7 +91,8 @@ def _options(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float, torch.Tensor)):
+    is_one = isinstance(value, torch.Tensor) and value.numel() == 1
+    if isinstance(value, bool) or not (is_one or isinstance(value, Real)):
         raise ExportError(f"{name} is {value!r}; give a number")
     return float(value)
 

@@ -9,7 +9,7 @@ While these functions work, other threads run, and Ctrl-C ends a search in order
 raise `InfeasibleBudget`, `GraphFileError`, `PlanError` or `OptionError`, all of them `TightfitError`s.
 
 Invariant: every figure is the compiled module's, and the same as the program `tightfit` prints; nothing is computed
-here.
+here. What makes no sense for its type is refused as an option, like what makes none for its value.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 
 from . import _native, notebook, program
 from ._native import Fitted, Graph
+from .given import asked, names
 
 __all__ = ["Fitted", "Graph", "check", "fit", "modules", "pareto", "read_graph", "report", "sac", "shard"]
 
@@ -37,7 +38,7 @@ Graph._repr_html_ = notebook.graph  # type: ignore[attr-defined]
 
 def read_graph(source: GraphLike) -> Graph:
     """Reads a graph and verifies it, so that several plans of it need not."""
-    return _native.read_graph(source)
+    return asked(_native.read_graph, source)
 
 
 def fit(
@@ -60,9 +61,9 @@ def fit(
     plan of all. With `roofline=True` a step's calls on the processor are predicted, not measured once. To a `tier` below
     the device, such as `"pcie4"` or `"pcie4:64GiB"`, plans may move tensors; with `"cpu"` it is a folder, which is measured.
     """
-    return _native.fit(
-        graph, budget, machine=machine, threads=threads, planner=planner, deadline=deadline, iterations=iterations, seed=seed,
-        roofline=roofline, tier=tier,
+    return asked(
+        _native.fit, graph, budget, machine=machine, threads=threads, planner=planner, deadline=deadline,
+        iterations=iterations, seed=seed, roofline=roofline, tier=tier,
     )
 
 
@@ -79,7 +80,7 @@ def check(
 
     Raises `PlanError` where it breaks a rule.
     """
-    return json.loads(_native.check(graph, plan, budget, machine=machine, threads=threads))
+    return json.loads(asked(_native.check, graph, plan, budget, machine=machine, threads=threads))
 
 
 def pareto(
@@ -96,9 +97,9 @@ def pareto(
     """What each of several budgets costs, the largest first, as `tightfit pareto --json` says it. The limits of the
     search are those of each point."""
     return json.loads(
-        _native.pareto(
-            graph, points=points, machine=machine, threads=threads, planner=planner, deadline=deadline, iterations=iterations,
-            seed=seed,
+        asked(
+            _native.pareto, graph, points=points, machine=machine, threads=threads, planner=planner, deadline=deadline,
+            iterations=iterations, seed=seed,
         )
     )
 
@@ -112,7 +113,7 @@ def modules(
 ) -> dict[str, Any]:
     """Statistics of every module of a step, as `tightfit modules --json` prints them. `graph` may also be such
     statistics, or those of PyTorch's tools. `module_info` has those of a model of PyTorch."""
-    return json.loads(_native.modules(graph, machine=machine, threads=threads, ancestors=ancestors))
+    return json.loads(asked(_native.modules, graph, machine=machine, threads=threads, ancestors=ancestors))
 
 
 def sac(
@@ -133,9 +134,9 @@ def sac(
     The solver ends after `deadline` seconds, or when no plan can be better by more than the share `gap`.
     """
     return json.loads(
-        _native.sac(
-            graph, budget, world_size=world_size, units=_names(units), sharded=_names(sharded), gap=gap, deadline=deadline,
-            machine=machine, threads=threads,
+        asked(
+            _native.sac, graph, budget, world_size=world_size, units=names(units), sharded=names(sharded), gap=gap,
+            deadline=deadline, machine=machine, threads=threads,
         )
     )
 
@@ -164,9 +165,9 @@ def shard(
     program also chooses what is recomputed; with `host_bandwidth` also which shards wait on the host.
     """
     return json.loads(
-        _native.shard(
-            graph, budget, world_size=world_size, bandwidth=bandwidth, latency=latency, variant=variant, units=_names(units),
-            checkpoint=checkpoint, host_bandwidth=host_bandwidth, host_latency=host_latency, gap=gap, deadline=deadline,
+        asked(
+            _native.shard, graph, budget, world_size=world_size, bandwidth=bandwidth, latency=latency, variant=variant,
+            units=names(units), checkpoint=checkpoint, host_bandwidth=host_bandwidth, host_latency=host_latency, gap=gap, deadline=deadline,
             machine=machine, threads=threads,
         )
     )
@@ -187,14 +188,7 @@ def report(
 ) -> None:
     """Writes a page of HTML to `out`: memory over time by role, the peak explained, modules, time by budget; and beside
     them what a plan makes of it. `points=0` leaves the budgets out, and plans nothing."""
-    _native.report(
-        graph, out, plan=plan, points=points, machine=machine, threads=threads, planner=planner, deadline=deadline,
-        iterations=iterations, seed=seed,
+    asked(
+        _native.report, graph, out, plan=plan, points=points, machine=machine, threads=threads, planner=planner,
+        deadline=deadline, iterations=iterations, seed=seed,
     )
-
-
-def _names(names: Iterable[str] | None) -> list[str] | None:
-    """Names of modules; one alone is no list of letters."""
-    if isinstance(names, str):
-        raise TypeError("modules are given as a list of names, not as one str")
-    return None if names is None else list(names)

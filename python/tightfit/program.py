@@ -51,6 +51,8 @@ def run(*arguments: str | os.PathLike[str]) -> Any:
         ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     except OSError as error:
         raise ProgramError(f"cannot run {command[0]}: {error.strerror}; check that it was built for this computer") from error
+    except ValueError as error:
+        raise ProgramError(f"what the program is given cannot be written as its arguments: {error}") from error
     said = ran.stderr.decode("utf-8", "replace").strip()
     if ran.returncode < 0:
         raise ProgramError(f"`tightfit {arguments[0]}` was ended by signal {-ran.returncode}; {said or 'is memory short?'}")

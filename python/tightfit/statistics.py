@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import program
+from . import given, program
 from .errors import ExportError
 from .exporting import export
 
@@ -65,6 +65,7 @@ def module_info(
     Raises `ExportError` where the step cannot be captured, and `ProgramError` (an `ExportError`) where the `tightfit`
     program is not there or refuses the machine.
     """
+    given.text(machine, "machine")
     program.find()
     with tempfile.TemporaryDirectory(prefix="tightfit-") as folder:
         graph = Path(folder) / "step.json"

@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +18,8 @@ from torch.utils import _pytree as pytree
 
 from .. import _native
 from ..errors import OptionError, PlanError, TightfitError
+from ..given import asked, path
+from ..training.admission import as_built
 from ..training.optimizer_state import state_bytes
 from ..training.joint import BARRIER
 from ..training.studying import capture_step
@@ -47,7 +48,11 @@ class StagePlan:
     @staticmethod
     def read(source: str | os.PathLike[str] | Mapping[str, Any]) -> StagePlan:
         """A plan that `tightfit stages --emit torch -o FILE` wrote. Raises `PlanError` where it is none."""
-        document = dict(source) if isinstance(source, Mapping) else json.loads(Path(source).read_bytes())
+        file = None if isinstance(source, Mapping) else path(source, "source")
+        try:
+            document = dict(source) if file is None else json.loads(file.read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
+            raise PlanError(f"{source} holds no plan ({error}); `tightfit stages --emit torch -o FILE` writes one") from error
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise PlanError(f"this is no {FORMAT}; `tightfit stages --emit torch -o FILE` writes one")
         return StagePlan(document)
@@ -128,6 +133,7 @@ def plan(model: nn.Module, batch: tuple[Any, Any], loss_fn: Callable[..., torch.
     Where there is a process group all of its ranks call this; the first one plans, and tells the others: no two measurements
     are alike. Raises `TightfitError` where no plan was found that fits, `CompileError` where the model cannot be captured.
     """
+    as_built(model, "tightfit.distributed.plan")
     sharded = 1
     if mesh is not None and mesh.mesh_dim_names is not None:
         devices = mesh["pp"].size() if devices is None else devices
@@ -150,7 +156,7 @@ def plan(model: nn.Module, batch: tuple[Any, Any], loss_fn: Callable[..., torch.
         captured = _capture(model, batch, loss_fn, measure=machine is None)
 
         def ask(order: str | None) -> str:
-            return _native.stages(captured, budget, schedule=order, cut=cuts, devices=devices, microbatches=microbatches,
+            return asked(_native.stages, captured, budget, schedule=order, cut=cuts, devices=devices, microbatches=microbatches,
                                   bandwidth=bandwidth, latency=latency, state=state, machine=machine)
 
         return _fastest(ask, model, inputs, schedule)

@@ -18,6 +18,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 
 from ..errors import CompileError
+from .admission import unsharded
 from .dynamo import admit
 from .execution import Step
 from .joint import Argument, Joint, is_tensor, path
@@ -61,6 +62,8 @@ class Backend:
                                "dynamic=False to torch.compile, call torch._dynamo.reset() if the model was compiled without "
                                "it before, and mark no dimension as dynamic")
         admit(module)
+        if self.model is not None:
+            unsharded(self.model, "tightfit.compile")
         arguments = [_argument(node, example) for node, example in
                      zip(module.graph.find_nodes(op="placeholder"), examples, strict=True)]
         self._count(examples)

@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from .. import notebook
 from ..errors import CompileError, OptionError
 from .addresses import install
+from .admission import as_built, unsharded
 from .backend import Backend
 from .dynamo import FAILURES, NOTHING, Capturing, frame, isolated, translated, uncaptured
 from .engine import watch
@@ -93,14 +94,10 @@ def compile(
     cannot be captured as one graph, `BudgetExceeded` where the loop holds what leaves too little, and `OffloadError`
     where the other memory does not suffice.
     """
-    if not isinstance(model, nn.Module):
-        raise OptionError(f"{type(model).__name__} is no torch.nn.Module; give the model itself")
     if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
         raise CompileError("data parallelism stands around the model already; give tightfit.compile the model inside, "
                            "model.module, and go on with what stands around it")
-    if isinstance(model, torch._dynamo.OptimizedModule) or model._compiled_call_impl is not None:
-        raise CompileError("the model is compiled already; give tightfit.compile a model as it was built, and leave "
-                           "torch.compile, model.compile and torch_compile=True out")
+    as_built(model, "tightfit.compile")
     _can_have(loss, model, differentiable_outputs, loss_memory)
     asked = settings(budget, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory, deadline=deadline,
                      fused=fused, addresses=addresses, offload=offload, planner=planner)
@@ -241,7 +238,10 @@ class Call:
                 else:
                     result = self.compiled(*args, **kwargs)
         except FAILURES as error:
-            raise translated(error) from None
+            if (model := self.backend.model) is not None:
+                unsharded(model, "tightfit.compile")
+            failure = translated(error)
+            raise failure from failure.__cause__
         except RuntimeError as error:
             if NOTHING not in str(error):
                 raise

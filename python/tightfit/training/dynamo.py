@@ -6,6 +6,8 @@ are afterwards what they were before.
 
 from __future__ import annotations
 
+import ast
+import builtins
 import inspect
 import logging
 import os
@@ -47,6 +49,13 @@ _KNOWN = (
     (r"random_value_|Random\.random", "the model's control flow depends on Python's random numbers{place}, and a captured graph takes "
                                        "one branch. Draw the number in the loop and pass it as an argument of the model, or choose with "
                                        "torch.where"),
+    ("tracing tensors with a grad_fn", "the model cannot be captured as one graph{place}: it reads the `grad_fn` of a tensor, as "
+                                       "hooks of `register_backward_hook` on a module inside it do. Hook tensors or parameters "
+                                       "(`register_hook`), or the model as a whole (`register_full_backward_hook`)"),
+    ("operator `print`", "the model cannot be captured as one graph{place}: it prints, and a captured graph runs no such code. Print "
+                         "outside of the model, or leave it out"),
+    (r"\(_numpy/", "the model computes with NumPy{place}, and a plan needs to know such numbers before. Draw or compute them in the loop "
+                "and pass them as arguments of the model, or write them with torch"),
     ("data-dependent", "the model cannot be captured as one graph{place}: its control flow depends on the contents of a tensor. "
                        "Compute both ways and choose with torch.where, or compute that part outside of the model"),
 )
@@ -126,12 +135,8 @@ def translated(error: Exception) -> TightfitError:
         return CompileError(f"the model's forward fails on this batch{_place(error)}: {cause}")
     if isinstance(error, exc.BackendCompilerFailed):
         return CompileError(f"compiling the model fails with {type(inner).__name__ if inner else 'this'}: {reason}")
-    raised = re.search(r"raised exception (.+)", text)
-    if raised and "Observed exception" in text:
-        # Releases before 2.13 name what they keep an exception's arguments in.
-        what = re.sub(r"\[(ConstantVariable\(.*\))\]", r"\1", raised[1])
-        what = re.sub(r"ConstantVariable\((\w+): (.*?)\)", r"\2", what)
-        return CompileError(f"the model's forward raises an exception on this batch{_place(error)}: {what}")
+    if (own := _own(text, error)) is not None:
+        return own
     known = next((says for words, says in _KNOWN if re.search(words, text)), None)
     if known is not None:
         return CompileError(known.format(place=_place(error)))
@@ -139,6 +144,36 @@ def translated(error: Exception) -> TightfitError:
     explained = next(filter(None, explanations), reason)
     return CompileError(f"the model cannot be captured as one graph{_place(error)}: {explained}. Leave what PyTorch cannot "
                         "capture out of the forward: calls that leave PyTorch, and control flow that depends on what tensors hold")
+
+
+def _own(text: str, error: Exception) -> CompileError | None:
+    """The exception for one that the model's own code raises. Dynamo has no object of it, but its words: it is the cause of
+    this where it is one of Python's own with plain arguments."""
+    # Releases before 2.13 name what they keep an exception's arguments in.
+    plain = re.sub(r"\[(ConstantVariable\(.*\))\]", r"\1", text)
+    plain = re.sub(r"ConstantVariable\((\w+): (.*?)\)", r"\2", plain)
+    raised = re.search(r"raised exception (\w+)(\(.*\))", plain)
+    if raised and "Observed exception" in text:
+        said, cause = raised[1] + raised[2], _rebuilt(raised[1], raised[2])
+    elif "assertion failed" in text and "ConstantVariable" in text:
+        said, cause = f"`{_line(error)}` does not hold", AssertionError(_line(error))
+    else:
+        return None
+    failure = CompileError(f"the model's forward raises an exception on this batch{_place(error)}: {said}. Give the batch that it "
+                           "expects, or mend the forward")
+    failure.__cause__ = cause
+    return failure
+
+
+def _rebuilt(name: str, arguments: str) -> Exception | None:
+    kind = getattr(builtins, name, None)
+    if not isinstance(kind, type) or not issubclass(kind, Exception):
+        return None
+    try:
+        given = ast.literal_eval(arguments.removesuffix(")") + ("" if arguments == "()" else ",") + ")")
+        return kind(*given)
+    except (ValueError, SyntaxError, TypeError):
+        return None
 
 
 def uncaptured() -> CompileError:
@@ -152,12 +187,19 @@ def uncaptured() -> CompileError:
 
 def _place(error: Exception) -> str:
     """Where in the model's own code that was, if that is known."""
+    frame = _frame(error)
+    return "" if frame is None else _at(frame.filename, frame.lineno, frame.name)
+
+
+def _line(error: Exception) -> str:
+    frame = _frame(error)
+    return "" if frame is None else frame.line or ""
+
+
+def _frame(error: Exception) -> traceback.FrameSummary | None:
     stack: list[traceback.FrameSummary] = list(getattr(error, "real_stack", None) or [])
-    if not stack:
-        return ""
     own = [frame for frame in stack if not frame.filename.startswith(_TORCH)]
-    frame = (own or stack)[-1]
-    return _at(frame.filename, frame.lineno, frame.name)
+    return next(iter((own or stack)[-1:]), None)
 
 
 def _at(file: str, line: object, function: str) -> str:

@@ -29,7 +29,8 @@ from .joint import Joint, document, is_tensor
 from .ledger import Ledger, Pending
 from .loss import Loss
 from .planned import Below, Held, apart, code, graph_peak, held, with_loss
-from .settings import Settings, differentiated, too_few
+from .refusal import Coming, refusal
+from .settings import Settings, differentiated
 from .survey import Survey
 from .tier import Tier
 
@@ -71,6 +72,8 @@ class Step:
     measured_peak: int | None = None
     # What updates a parameter by its gradient, where that is part of the graph.
     update: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    # Whether gradients outlast its steps.
+    accumulates = True
     # What moves a parameter or its state, where those may be away.
     resident: Callable[[torch.Tensor, bool], Any] | None = None
 
@@ -345,10 +348,26 @@ class Step:
         for plan in self.plans.get((accumulated, True), []):
             if room is not None and plan.held.peak <= room:
                 return plan
-        raise self._refusal(refused[0], min(error.needed for error in refused), others, self._coming(arguments))
+        raise self._refusal(refused[0], min(error.needed for error in refused), accumulated, others, arguments)
 
     def _planned(self, accumulated: frozenset[int], holds: bool, room: int | None, beside: int,
                  arguments: Sequence[Any]) -> Plan:
+        graph, search = self._search(accumulated, holds, arguments)
+        between = self.loss.memory.between
+        if room is not None and room <= 0:
+            least = search(None, self.settings.deadline)
+            raise InfeasibleBudget("", budget=room, needed=least.peak, smallest=least.peak)
+        if room is not None and self.loss.is_guess and graph_peak(graph) + between > room:
+            # A loss that was never counted may take more than the guess. The smallest plan leaves the most to it.
+            least = search(None, min(self.settings.deadline, _FIRST))
+            if least.peak <= room:
+                return Plan(least, self._code(least), accumulated, holds, beside, between, is_provisional=True)
+        plan = search(room, self.settings.deadline)
+        return Plan(plan, self._code(plan), accumulated, holds, beside, between, is_provisional=not self.loss.is_known)
+
+    def _search(self, accumulated: frozenset[int], holds: bool,
+                arguments: Sequence[Any]) -> tuple[dict[str, Any], Callable[[int | None, float], Held]]:
+        """The graph of a call with its costs, and what finds a plan of it within a room and a deadline."""
         if self.slab is not None:
             self.slab.make_room()
         # What lies below another device is not there to be measured with.
@@ -356,19 +375,8 @@ class Step:
         found = costed(self._graph(accumulated, holds, arguments), self.device, given)
         self._unmeasured(found.refused)
         below = None if self.tier is None else Below(self.tier.size, *self.tier.rates)
-        search = functools.partial(held, found.document, below=below, with_residents=self.resident is not None,
-                                   planner=self.settings.planner)
-        between = self.loss.memory.between
-        if room is not None and room <= 0:
-            least = search(None, self.settings.deadline)
-            raise InfeasibleBudget("", budget=room, needed=least.peak, smallest=least.peak)
-        if room is not None and self.loss.is_guess and graph_peak(found.document) + between > room:
-            # A loss that was never counted may take more than the guess. The smallest plan leaves the most to it.
-            least = search(None, min(self.settings.deadline, _FIRST))
-            if least.peak <= room:
-                return Plan(least, self._code(least), accumulated, holds, beside, between, is_provisional=True)
-        plan = search(room, self.settings.deadline)
-        return Plan(plan, self._code(plan), accumulated, holds, beside, between, is_provisional=not self.loss.is_known)
+        return found.document, functools.partial(held, found.document, below=below, with_residents=self.resident is not None,
+                                                 planner=self.settings.planner)
 
     def _unmeasured(self, refused: dict[str, str]) -> None:
         """Warns of calls that could not be measured, once."""
@@ -420,22 +428,32 @@ class Step:
         idle = [*(arguments[index] for index in self._idle), *map(_referent, self.outside_parameters)]
         return sum(tensor.nbytes for tensor in idle if tensor is not None and tensor.requires_grad and tensor.grad is None)
 
-    def _refusal(self, error: InfeasibleBudget, needed: int, others: Mapping[str, int], coming: int) -> InfeasibleBudget:
-        """The same refusal in bytes of the whole budget, of which so many are needed for the graph; what is known to
-        suffice has room for what is `coming`."""
-        beside = self.outside + self.reserve + sum(others.values())
-        smallest, needed = error.smallest + beside + coming, needed + beside
-        reasons = {"parameters and buffers that this call does not use": self.outside, **others,
-                   "reserve": self.reserve}
-        listed = ", ".join(f"{size:,} bytes of {reason}" for reason, size in reasons.items() if size)
-        listed_shapes = " and ".join(map(str, self.batch())) or "nothing"
-        binding = f" The plan for that peaks {_place(error.binding)}." if error.binding else ""
-        return InfeasibleBudget(
-            f"{too_few(self.settings.budget, needed)} a step of {self.name} on a batch of {listed_shapes}: no schedule needs "
-            f"less than {needed:,}, and {smallest:,} are known to suffice.{binding} Beside the graph's own tensors this "
-            f"counts {listed}. Give budget={smallest} or more, or a smaller batch",
-            budget=self.settings.budget or 0, needed=needed, smallest=smallest, binding=error.binding, live=error.live,
-        )
+    def _with_gradients(self, accumulated: frozenset[int], arguments: Sequence[Any]) -> tuple[int | None, int]:
+        """Where all gradients are there when a step begins: bytes that are known to suffice for the graph (`None` where
+        all that it adds to are there already), and bytes of those beside it that are not there yet."""
+        awaits = self._awaits_gradients()
+        beside = [index for index in self._accumulating if awaits or _has_hooks(arguments[index])]
+        coming = sum(arguments[index].nbytes for index in beside if arguments[index].grad is None)
+        added = frozenset(self._accumulating).difference(beside)
+        if added == accumulated:
+            return None, coming
+        _, search = self._search(added, self.holds_outputs is not False, arguments)
+        return search(None, self.settings.deadline).peak, coming
+
+    @functools.cached_property
+    def most_saved(self) -> int:
+        """The bytes that a forward pass holds for its backward pass where nothing is computed again."""
+        return self._code(Held(0, 0.0, 0, 0.0, None, 0, document(self.joint, self.name))).saved_bytes
+
+    def _refusal(self, error: InfeasibleBudget, needed: int, accumulated: frozenset[int], others: Mapping[str, int],
+                 arguments: Sequence[Any]) -> InfeasibleBudget:
+        """The same refusal in bytes of the whole budget, of which so many are needed for the graph. What is said to suffice
+        has room for what is coming, and for what earlier calls would hold under a larger budget."""
+        later, hooked = self._with_gradients(accumulated, arguments) if self.accumulates else (None, 0)
+        waiting = [pending.step.most_saved for pending in self.ledger.pending if pending.saved is not None]
+        held = sum(pending.held() for pending in self.ledger.pending)
+        coming = self._coming(arguments) + max(sum(waiting) - held, 0)
+        return refusal(self, error, needed, others, Coming(coming, hooked, later, bool(accumulated), waiting))
 
     def batch(self) -> list[list[int]]:
         """The shapes of the batch."""
@@ -564,11 +582,6 @@ class Step:
                     "forward pass (it is at version "
                     f"{tensor._version}, expected {pending.versions[index]}); change it behind the backward pass"
                 )
-
-
-def _place(node: str) -> str:
-    """Where in a step a node is, for its readers."""
-    return "between the passes, where the loss is computed" if node == "barrier" else f"at {node!r}"
 
 
 def _with(plan: Plan, between: int) -> Plan:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from .. import _native, cache
+from ..given import asked
 from .code import Code, generate
 from .joint import BARRIER
 from .transfers import Move, Transfers, movable
@@ -88,13 +89,13 @@ def held(document: Mapping[str, Any], budget: int | None, deadline: float,
     """
     machine = machine or _MACHINE
     text = json.dumps(document, sort_keys=True)
-    asked = f"{_native.__version__} {budget} {deadline} {machine} {below} {planner} {text}"
-    name = f"plans/{hashlib.sha256(asked.encode()).hexdigest()}.json"
+    question = f"{_native.__version__} {budget} {deadline} {machine} {below} {planner} {text}"
+    name = f"plans/{hashlib.sha256(question.encode()).hexdigest()}.json"
     if (found := _kept(name)) is not None:
         return found
     given = {} if below is None else {"tier": (below.size, below.out, below.back, below.latency),
                                         "movable": movable(document, with_residents=with_residents)}
-    made = _native.hold(text.encode(), budget, deadline=deadline, machine=machine, planner=planner, **given)
+    made = asked(_native.hold, text.encode(), budget, deadline=deadline, machine=machine, planner=planner, **given)
     facts = {key: getattr(made, key) for key in ("peak", "seconds", "unplanned_peak", "unplanned_seconds", "bound_seconds",
                                                  "recomputed", "moves", "below")}
     facts |= {"document": json.loads(made.document), "swapped": json.loads(made.swapped)}

@@ -16,6 +16,7 @@ from torch import fx
 
 from .. import _native
 from ..errors import OptionError
+from ..given import flag
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40,
           "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -45,13 +46,8 @@ def settings(budget: Any, *, differentiable_outputs: bool = False, loss_memory: 
              deadline: Any = 1.0, fused: Any = False, addresses: Any = False, offload: Any = None,
              planner: Any = "auto") -> Settings:
     """Settings as people write them. Raises `OptionError`."""
-    if isinstance(deadline, bool) or not isinstance(deadline, Real) or not 0 < deadline < math.inf:
-        raise OptionError(f"deadline={deadline!r} is no time; write a number of seconds such as 1.0")
-    if not isinstance(differentiable_outputs, bool):
-        raise OptionError(f"differentiable_outputs={differentiable_outputs!r} is neither True nor False")
-    for name, option in (("fused", fused), ("addresses", addresses)):
-        if not isinstance(option, bool):
-            raise OptionError(f"{name}={option!r} is neither True nor False")
+    for name, option in (("differentiable_outputs", differentiable_outputs), ("fused", fused), ("addresses", addresses)):
+        flag(option, name)
     if fused and addresses:
         raise OptionError("fused=True leaves order and memory to Inductor, and addresses=True plans both; give one of them")
     below = None if offload is None else size(offload, "offload")
@@ -63,7 +59,7 @@ def settings(budget: Any, *, differentiable_outputs: bool = False, loss_memory: 
     if below is not None and known != "auto":
         raise OptionError(f"planner={planner!r} moves nothing, so it does not go with offload={offload!r}; give one of them")
     memory = None if loss_memory is None else size(loss_memory, "loss_memory")
-    return Settings(budget_bytes(budget), float(deadline), differentiable_outputs, memory, fused, addresses,
+    return Settings(budget_bytes(budget), seconds(deadline), differentiable_outputs, memory, fused, addresses,
                     below, known)
 
 
@@ -75,6 +71,13 @@ def planner_named(given: Any) -> str:
         return _native.planner(given)
     except OptionError as error:
         raise OptionError(f"planner={given!r}: {error}") from None
+
+
+def seconds(given: Any) -> float:
+    """How long a plan is searched for."""
+    if isinstance(given, bool) or not isinstance(given, Real) or not 0 < given < math.inf:
+        raise OptionError(f"deadline={given!r} is no time; write a number of seconds such as 1.0")
+    return float(given)
 
 
 def budget_bytes(given: Any) -> int | None:

@@ -16,6 +16,8 @@ import torch
 from torch import nn
 
 from ..errors import CompileError, OptionError
+from ..given import flag
+from .admission import as_built
 from .backend import Backend
 from .compiling import Call, PlanInfo, info
 from .dynamo import isolated
@@ -98,16 +100,14 @@ def step(
             raise OptionError(f"{name}= is no option of tightfit.step: {_NOT_HERE[name]}; use tightfit.compile, which "
                               "leaves the update to your loop")
         raise TypeError(f"step() got an unexpected keyword argument {name!r}")
-    if not isinstance(model, nn.Module):
-        raise OptionError(f"{type(model).__name__} is no torch.nn.Module; give the model itself")
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise OptionError("DistributedDataParallel sums gradients of several processes before any update; use "
                           "tightfit.compile")
-    if isinstance(model, torch._dynamo.OptimizedModule) or model._compiled_call_impl is not None:
-        raise CompileError("the model is compiled already; give tightfit.step a model as it was built")
+    as_built(model, "tightfit.step")
     if loss_fn is not None and not callable(loss_fn):
         raise OptionError(f"loss_fn={loss_fn!r} is no function of the model's output and the targets; give one, or "
                           "None where the model returns its loss")
+    flag(outputs, "outputs")
     updates = Updates(optimizer)
     return TrainingStep(model, loss_fn, updates, settings(budget, deadline=deadline, offload=offload), outputs)
 
@@ -192,6 +192,8 @@ def _detached(output: Any) -> Any:
 
 class _WholeStep(Step):
     """A captured graph whose plans run to the last update."""
+
+    accumulates = False
 
     def __init__(self, updates: Updates, residents: Residents | None, joint: Joint, settings: Settings, ledger: Ledger, device: torch.device,
                  name: str, outside: int, outside_parameters: Sequence[Any] = ()) -> None:

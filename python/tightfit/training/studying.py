@@ -18,7 +18,9 @@ from torch.utils import _pytree as pytree
 
 from .. import planning
 from ..errors import CompileError, InfeasibleBudget, OptionError
+from ..given import flag, text
 from ..memoryless import is_memoryless, made_fake
+from .admission import as_built
 from .backend import Backend
 from .compiling import PlanInfo, info
 from .costs import costed
@@ -27,7 +29,7 @@ from .execution import Plan, Step
 from .joint import document
 from .optimizer_state import state_bytes
 from .planned import held
-from .settings import budget_bytes, planner_named, settings, too_few
+from .settings import budget_bytes, planner_named, seconds, settings, too_few
 
 
 class _Captured(Exception):
@@ -55,6 +57,7 @@ def capture_step(model: nn.Module, batch: Any, *, differentiable_outputs: bool =
     measured, and planning needs a `machine`. The graph has forward and backward pass, as separate calls of PyTorch hold
     them; optimizers are not part of it. Raises `CompileError` where the model cannot be captured as one graph.
     """
+    flag(measure, "measure")
     step = _step(model, batch, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory)
     return _costed(step, measure=measure and _is_real(model, batch))
 
@@ -69,14 +72,14 @@ def plan(model: nn.Module, batch: Any, budget: int | str = "min", *, machine: st
     hand can be planned from the meta device; else they are measured where the model is. `planner` is one by name, as for
     `tightfit.compile`. Raises `InfeasibleBudget`.
     """
-    asked, known = budget_bytes(budget), planner_named(planner)
+    asked, limit, known = budget_bytes(budget), seconds(deadline), planner_named(planner)
     _can_be_timed(model, batch, machine)
     step = _step(model, batch, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory)
     graph = _costed(step, measure=machine is None)
     beside = step.outside + step.reserve + (0 if optimizer is None else state_bytes(optimizer, model.parameters()))
     room = None if asked is None else max(asked - beside, 0)
     try:
-        found = held(graph, room, deadline, machine, planner=known)
+        found = held(graph, room, limit, machine, planner=known)
     except InfeasibleBudget as error:
         raise InfeasibleBudget(
             f"{too_few(asked, error.needed + beside)} {type(model).__name__} on a batch of {' and '.join(map(str, step.batch()))}: no "
@@ -108,10 +111,7 @@ def captured(model: nn.Module, batch: Any, machine: str | None, *, differentiabl
 
 
 def _step(model: nn.Module, batch: Any, *, differentiable_outputs: bool, loss_memory: Any) -> Step:
-    if not isinstance(model, nn.Module):
-        raise OptionError(f"{type(model).__name__} is no torch.nn.Module; give the model itself")
-    if model._compiled_call_impl is not None:
-        raise CompileError("the model is compiled already; give the model as it was built")
+    as_built(model, "tightfit.plan")
     model, batch = made_fake(model, batch)
     asked = settings("min", differentiable_outputs=differentiable_outputs, loss_memory=loss_memory)
     backend = Backend(asked, model, type(model).__name__, step=_Studied)
@@ -124,7 +124,8 @@ def _step(model: nn.Module, batch: Any, *, differentiable_outputs: bool, loss_me
     except _Captured as captured:
         return captured.step
     except Exception as error:
-        raise translated(error) from None
+        failure = translated(error)
+        raise failure from failure.__cause__
     raise CompileError("the model computes nothing that could be captured")
 
 
@@ -141,7 +142,9 @@ def _costed(step: Step, *, measure: bool) -> dict[str, Any]:
 
 
 def _can_be_timed(model: nn.Module, batch: Any, machine: str | None) -> None:
-    if machine is None and isinstance(model, nn.Module) and not _is_real(model, batch):
+    if machine is not None:
+        text(machine, "machine")
+    elif isinstance(model, nn.Module) and not _is_real(model, batch):
         raise OptionError('a model without memory cannot be measured; give the machine whose times are to be predicted, '
                           'such as machine="h100-80gb"')
 

@@ -1,0 +1,66 @@
+"""What is given to functions of this package: paths, flags, tables, and what the compiled module takes.
+
+Invariant: what is no such thing is refused by an `OptionError` that names it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from .errors import OptionError, TightfitError
+
+
+def asked(function: Callable[..., Any], *given: Any, **options: Any) -> Any:
+    """What a function of the compiled module answers."""
+    try:
+        return function(*given, **options)
+    except TightfitError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise OptionError(str(error)) from None
+
+
+def path(given: Any, name: str) -> Path:
+    """The path of a file or a folder."""
+    if not isinstance(given, (str, os.PathLike)):
+        raise OptionError(f"{name} is {_kind(given)} and no path; give text or a pathlib.Path")
+    return Path(given)
+
+
+def flag(given: Any, name: str) -> bool:
+    """`True` or `False`."""
+    if not isinstance(given, bool):
+        raise OptionError(f"{name}={given!r} is neither True nor False")
+    return given
+
+
+def text(given: Any, name: str) -> str:
+    """A piece of text."""
+    if not isinstance(given, str):
+        raise OptionError(f"{name} is {_kind(given)}; give text")
+    return given
+
+
+def table(given: Any, name: str) -> Mapping[str, Any]:
+    """What has values by names; nothing is an empty one."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise OptionError(f"{name} is {_kind(given)}; give a dict")
+    return given
+
+
+def names(given: Any) -> list[str] | None:
+    """Names of modules; one alone is no list of letters."""
+    if given is None:
+        return None
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise OptionError(f"modules are given as a list of names, not as one {type(given).__name__}")
+    return list(given)
+
+
+def _kind(given: Any) -> str:
+    return "nothing" if given is None else f"of type {type(given).__name__}"

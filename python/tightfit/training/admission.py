@@ -1,0 +1,48 @@
+"""Which models are taken: as they were built, on one device.
+
+Invariant: what is refused is named, with a way out; where parameters are sharded, with the line that gave the model.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import CompileError, OptionError
+
+_OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
+
+def as_built(model: Any, function: str) -> None:
+    """Refuses what `function` cannot take: no model (`OptionError`), or one that was compiled or sharded
+    (`CompileError`)."""
+    if not isinstance(model, nn.Module):
+        raise OptionError(f"{type(model).__name__} is no torch.nn.Module; give the model itself")
+    if isinstance(model, torch._dynamo.OptimizedModule) or model._compiled_call_impl is not None:
+        raise CompileError(f"the model is compiled already; give {function} a model as it was built, and leave "
+                           "torch.compile, model.compile and torch_compile=True out")
+    unsharded(model, function)
+
+
+def unsharded(model: nn.Module, function: str) -> None:
+    """Refuses a model whose parameters FSDP shards."""
+    sharded = sys.modules.get("torch.distributed.fsdp")
+    for kind, call in (("FSDPModule", "FSDP2 (fully_shard)"), ("FullyShardedDataParallel", "FSDP")):
+        known = getattr(sharded, kind, ())
+        if any(isinstance(module, known) for module in model.modules()):
+            raise CompileError(
+                f"{call} shards the parameters of {type(model).__name__}{_given()}, and a plan is for parameters that are whole. "
+                f"Give {function} the model without it, and DistributedDataParallel around that; or let "
+                "tightfit.distributed shard the stages of a pipeline, by a mesh with the dimensions \"dp\" and \"pp\"")
+
+
+def _given() -> str:
+    """Where the caller's code gave the model, if that is known."""
+    frames = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(_OWN)
+              and not frame.filename.startswith(os.path.dirname(torch.__file__) + os.sep)]
+    return f", at {frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""

@@ -1,0 +1,72 @@
+"""What the refusal of a call says.
+
+Invariant: a budget that is named suffices, under the condition that stands beside it, for the call and for those that the
+loop makes behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import InfeasibleBudget
+from .settings import too_few
+
+
+@dataclass(frozen=True)
+class Coming:
+    """What later calls hold that this one does not.
+
+    `gradients` are bytes of gradients that the graph of the call does not compute, and what earlier calls would hold more
+    under a larger budget. `hooked` are bytes of gradients that hooks wait for, and `later` those that suffice for the graph
+    where a step begins with gradients; `None` where this one does, or none ever does. `waiting` is what each call that
+    waits for its backward pass may hold.
+    """
+
+    gradients: int
+    hooked: int
+    later: int | None
+    begins_with_gradients: bool
+    waiting: Sequence[int]
+
+
+def refusal(step: Any, error: InfeasibleBudget, needed: int, others: Mapping[str, int], coming: Coming) -> InfeasibleBudget:
+    """The refusal of a graph in bytes of the whole budget, of which the graph needs so many; `others` are held beside it."""
+    budget = step.settings.budget
+    beside = step.outside + step.reserve + sum(others.values())
+    needed += beside
+    beside += coming.gradients
+    without = error.smallest + beside
+    smallest = max(without, (coming.later or error.smallest) + beside + coming.hooked)
+    reasons = {"parameters and buffers that this call does not use": step.outside, **others, "reserve": step.reserve}
+    listed = ", ".join(f"{size:,} bytes of {reason}" for reason, size in reasons.items() if size)
+    shapes = " and ".join(map(str, step.batch())) or "nothing"
+    binding = f" The plan for that peaks {_place(error.binding)}." if error.binding else ""
+    fewer = ""
+    if smallest > without and not coming.begins_with_gradients:
+        fewer = f" ({without} if every step begins without gradients: zero_grad() before the forward pass, no accumulation)"
+    return InfeasibleBudget(
+        f"{too_few(budget, needed)} a step of {step.name} on a batch of {shapes}: no schedule needs less than {needed:,}, and "
+        f"{smallest:,} are known to suffice.{binding} Beside the graph's own tensors this counts {listed}. Give "
+        f"budget={smallest} or more{fewer}, or a smaller batch{_advice(step, others, coming)}",
+        budget=budget or 0, needed=needed, smallest=smallest, binding=error.binding, live=error.live,
+    )
+
+
+def _advice(step: Any, others: Mapping[str, int], coming: Coming) -> str:
+    """What else would help, and what the figures do not count."""
+    advice = []
+    if coming.begins_with_gradients:
+        advice.append("Gradients of an earlier step count: where they are not added to, call zero_grad() before the forward pass")
+    if coming.waiting:
+        advice.append("Run each backward pass behind its forward pass, and let go of losses and outputs of earlier calls: each "
+                      f"further one takes up to {max(coming.waiting):,} bytes")
+    if step.accumulates and step.joint.has_backward and "optimizer state" not in others:
+        advice.append("An optimizer's state comes on top, unless optimizer=… says which")
+    return "".join(f". {sentence}" for sentence in advice)
+
+
+def _place(node: str) -> str:
+    """Where in a step a node is, for its readers."""
+    return "between the passes, where the loss is computed" if node == "barrier" else f"at {node!r}"
