@@ -69,8 +69,8 @@ pub enum Planner {
     Knapsack,
     /// Optimal persistent schedules of a chain of units: Beaumont et al. 2019.
     Rotor,
-    /// Modules and operators under them as PyTorch's `sac_milp` and its policy choose them. No other
-    /// planner asks it.
+    /// Modules and operators under them as PyTorch's `sac_milp` and its policy choose them. No
+    /// other planner asks it.
     Sac,
     /// The optimum of a mixed integer program, for small steps: after Jain et al. 2020.
     Exact,

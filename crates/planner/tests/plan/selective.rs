@@ -1,6 +1,6 @@
-//! Decisions about modules, executed: `sac`. Invariant: the oracle knows what a model was made of and
-//! the modules that were decided on; what runs again follows from these by rules that are stated
-//! here, and shares no code with the planner.
+//! Decisions about modules, executed: `sac`. Invariant: the oracle knows what a model was made of
+//! and the modules that were decided on; what runs again follows from these by rules that are
+//! stated here, and shares no code with the planner.
 //!
 //! Tier: quick with a part of the cases, 6 s; full with all of them.
 

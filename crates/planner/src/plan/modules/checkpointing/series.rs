@@ -1,6 +1,6 @@
-//! Selective checkpointing within one budget after another. Invariant: the solver is asked once, for
-//! the lowest peak; within a budget the search decides, and where that has no answer the modules
-//! with the lowest peak do. So whoever asks comes to an end.
+//! Selective checkpointing within one budget after another. Invariant: the solver is asked once,
+//! for the lowest peak; within a budget the search decides, and where that has no answer the
+//! modules with the lowest peak do. So whoever asks comes to an end.
 
 use crate::analysis::modules::{ModuleIndex, ModuleInfo, ModuleStats};
 use crate::effort::Meter;
