@@ -60,6 +60,22 @@ def fitted(resnet) -> tightfit.Fitted:
     return tightfit.fit(resnet, "60%", **SEARCH)
 
 
+def test_a_plan_explains_itself_as_the_program_does(resnet):
+    for planner, options in (("auto", []), ("capuchin-swap", ["--tier", "pcie4"])):
+        named = ["--planner", planner.removesuffix("-swap"), *(["--swap"] if options else [])]
+        answer = printed("plan", RESNET, "--budget", "70%", "--explain", *named, *options, *limits())
+        made = tightfit.fit(resnet, "70%", planner=planner, tier="pcie4" if options else None, **SEARCH).explain()
+        assert made == {key: answer[key] for key in made} and bool(made["swapped"]) == bool(options)
+        assert {row["node"] for row in made["swapped"]} <= {*tightfit.fit(resnet, "100%").runs, *_placeholders(RESNET)}
+    capuchin = tightfit.fit(resnet, "85%", planner="capuchin", **SEARCH).explain()["explanation"]
+    assert capuchin["choices"] and capuchin["peak_bytes"] <= capuchin["unplanned_peak_bytes"]
+
+
+def _placeholders(graph: Path) -> list[str]:
+    nodes = json.loads(gzip.decompress(graph.read_bytes()))["nodes"]
+    return [node["name"] for node in nodes if node["op"] == "placeholder"]
+
+
 def test_a_graph_is_the_same_however_it_is_given(resnet, fitted):
     packed = RESNET.read_bytes()
     document = json.loads(gzip.decompress(packed))

@@ -247,7 +247,14 @@ def test_between_steps_all_can_be_read_saved_loaded_and_written() -> None:
     torch.manual_seed(7)
     step(*batch(seed=0))
     step(*batch(seed=1))
-    assert step.plans[0].offloaded > 0
+    [plan] = step.plans
+    assert plan.offloaded > 0
+    for swapped in plan.swapped:
+        moving = (swapped.out_seconds or 0) + swapped.back_seconds
+        assert swapped.free_seconds == pytest.approx(swapped.idle_seconds - moving)
+        assert swapped.bytes <= plan.offloaded and swapped.stall_seconds >= 0
+    frees = [swapped.free_seconds for swapped in plan.swapped]
+    assert frees and frees == sorted(frees, reverse=True)
     assert agree(eager, model, theirs, optimizer)
 
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
