@@ -38,9 +38,13 @@ def flag(given: Any, name: str) -> bool:
 
 
 def text(given: Any, name: str) -> str:
-    """A piece of text."""
+    """A piece of text that can be written down."""
     if not isinstance(given, str):
         raise OptionError(f"{name} is {_kind(given)}; give text")
+    try:
+        given.encode()
+    except UnicodeEncodeError as error:
+        raise OptionError(f"{name}={given!r} cannot be written down: {error.reason}; give other text") from None
     return given
 
 
