@@ -1,8 +1,9 @@
 """Whether steps whose loss is computed outside of the model stay within the budget of `tightfit.compile`: forty loops
 (`outside.py`) at three budgets each.
 
-For each loop and budget it prints a row: the most bytes that the first step and the later ones held, in percent of the
-budget, and eager's; the same, of all steps, with outputs and losses of steps before that the loop still kept (a variable
+For each loop and budget it prints a row: what any plan holds that leaves the loss as it is, in percent of the budget
+(parameters, optimizer state, batch, outputs, and what the loss takes in eager); the most bytes that the first step and the
+later ones held, and eager's; the same, of all steps, with outputs and losses of steps before that the loop still kept (a variable
 lives until it gets its next value); the share of the targets, which the model never sees; what was refused, and whether
 anything of the backward pass had been computed by then; warnings; and whether losses and gradients have eager's bits.
 Totals follow.
@@ -54,7 +55,7 @@ BUDGETS = (1.15, 1.4, 2.0)
 STEPS = 6
 # The step from which on `early` is over.
 SWITCH = 3
-HEAD = ("loop", "suffices", "budget", "eager %", "step 1 %", "steps 2–6 %", "with kept %", "targets %", "refused",
+HEAD = ("loop", "suffices", "budget", "loss as it is %", "eager %", "step 1 %", "steps 2–6 %", "with kept %", "targets %", "refused",
         "warnings", "bits are eager's")
 
 
@@ -303,20 +304,23 @@ def sufficing(case: outside.Case) -> dict[str, Any]:
     inputs, targets = _drawn(case, STEPS - 1)
     gradients = sum(one.nbytes for one in model.parameters()) if case.turns > 1 else 0
     beside = gradients + case.beside
+    peak, outputs = _loss_alone(case, model, loss, inputs, targets)
+    there = _bytes([_state(model), _kept_by(optimizer, model), inputs, targets]) + beside
+    as_it_is = there + peak + _bytes(outputs)
     try:
         if case.pairs:
             raise package.CompileError("the model is called twice")
         with case.cast():
             plan = package.plan(Whole(model, loss), (inputs, targets), "min", optimizer=optimizer)
-        return {"bytes": plan.peak - _bytes(_networks(loss)) + beside, "by": "captured"}
+        return {"bytes": plan.peak - _bytes(_networks(loss)) + beside, "by": "captured", "as_it_is": as_it_is}
     except package.CompileError as error:
         torch._dynamo.reset()
-        took = _taken(case, model, loss, inputs, targets)
+        took = max(peak - sum(output.nbytes for output in _tensors(outputs[:1])), 0) + _bytes(outputs[1:])
         with case.cast():
             call = inputs[:1] if case.pairs else inputs
             plan = package.plan(model, call, "min", optimizer=optimizer, loss_memory=took)
         beside += _bytes([inputs[1:] if case.pairs else (), targets])
-        return {"bytes": plan.peak + beside, "by": "measured", "why": str(error)}
+        return {"bytes": plan.peak + beside, "by": "measured", "why": str(error), "as_it_is": as_it_is}
 
 
 def _networks(loss: Any) -> list[torch.Tensor]:
@@ -325,19 +329,28 @@ def _networks(loss: Any) -> list[torch.Tensor]:
     return [tensor for module in modules if isinstance(module, nn.Module) for tensor in _state(module)]
 
 
-def _taken(case: outside.Case, model: nn.Module, loss: outside.Loss, inputs: Any, targets: Any) -> int:
-    """The most bytes that a loss takes in eager beside the outputs of one call, and their gradients."""
+def _loss_alone(case: outside.Case, model: nn.Module, loss: outside.Loss, inputs: Any,
+                targets: Any) -> tuple[int, list[Any]]:
+    """The most bytes that a loss takes in eager beside the outputs, those of each call of the model."""
     with torch.no_grad(), case.cast():
         outputs = [model(one) for one in inputs] if case.pairs else [model(*inputs)]
     for output in _tensors(outputs):
-        output.requires_grad_()
+        output.requires_grad_(output.is_floating_point())
     before = allocator.current()
     allocator.reset_peak()
     with case.cast():
         value = loss(tuple(outputs) if case.pairs else outputs[0], targets)
     value.backward()
-    took = allocator.peak() - before - sum(output.nbytes for output in _tensors(outputs[:1]))
-    return max(took, 0) + _bytes(outputs[1:])
+    return allocator.peak() - before, outputs
+
+
+def _kept_by(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[Any]:
+    """What an optimizer keeps for a model between steps. Leaves the model without gradients."""
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    return [dict(optimizer.state.get(parameter, {})) for parameter in model.parameters()]
 
 
 def _measure(options: argparse.Namespace) -> None:
@@ -377,7 +390,7 @@ def studied(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     for share in options.budget:
         budget = int(share * least["bytes"])
         rows.append({"loop": name, "share": share, "suffices": least["bytes"], "by": least["by"],
-                     "why": least.get("why"), "budget": budget, **asked(name, options, budget)})
+                     "why": least.get("why"), "as_it_is": least["as_it_is"], "budget": budget, **asked(name, options, budget)})
     return rows
 
 
@@ -403,7 +416,7 @@ def show(found: dict[str, Any]) -> None:
     """Prints a row."""
     if "failed" in found:
         why = found["failed"].splitlines()[-1][:120]
-        row(found["loop"], "–", f"{found['share']}×", *["–"] * 5, f"failed: {why}", "–", "–")
+        row(found["loop"], "–", f"{found['share']}×", *["–"] * 6, f"failed: {why}", "–", "–")
         return
     ours, budget = found["ours"], found["budget"]
 
@@ -414,7 +427,7 @@ def show(found: dict[str, Any]) -> None:
     said = "; ".join(one if len(one) <= 60 else f"{one[:59]}…" for one in ours["warnings"]) or "–"
     first, later = ours["steps"][:1], ours["steps"][1:]
     row(found["loop"], f"{mb(found['suffices'])} {found['by']}", f"{mb(budget)} ({found['share']}×)",
-        percent(found["eager"]["steps"][1:]), percent(first), percent(later), percent(ours["with_kept"]),
+        percent([found["as_it_is"]]), percent(found["eager"]["steps"][1:]), percent(first), percent(later), percent(ours["with_kept"]),
         percent(turn["targets"] for turn in ours["turns"]), refused(found), said, found["bits"])
 
 
@@ -434,6 +447,8 @@ def total(rows: list[dict[str, Any]]) -> None:
         "the same without refusal or warning":
             [found for found in first if found["ours"].get("step") != 1 and not found["ours"]["warnings"]],
         "refused": stopped,
+        "refused with a budget that the loss as it is fits into":
+            [found for found in stopped if found["as_it_is"] <= found["budget"]],
         "refused in the second step or later": [found for found in stopped if found["ours"]["step"] > 1],
         "refused when more than the budget had been held":
             [found for found in stopped if found["ours"]["stopped"].get("held", 0) > found["budget"]],

@@ -24,7 +24,7 @@ pub struct Effort<'a> {
     pub clock: &'a (dyn Fn() -> Seconds + Sync),
 }
 
-impl Effort<'static> {
+impl Effort<'_> {
     /// The floor of a planner with a fixed rule whose deadline somebody chose.
     ///
     /// An operation is a run looked at while a sequence is made, walked along or simulated, which
@@ -32,6 +32,15 @@ impl Effort<'static> {
     /// to its end within it on graphs of up to 4,000 nodes, those of `corpus/graphs`.
     pub const FLOOR: u64 = 20_000_000;
 
+    /// So much work of a part that no deadline cuts short; where somebody chose a deadline, less of
+    /// it, as of the floors.
+    pub fn in_proportion(&self, work: u64) -> u64 {
+        let share = u128::from(self.floor_beside.min(Effort::FLOOR));
+        (u128::from(work) * share / u128::from(Effort::FLOOR)) as u64
+    }
+}
+
+impl Effort<'static> {
     /// As much work as given, however long it takes.
     pub const fn work(seed: u64, work: u64) -> Effort<'static> {
         Effort {

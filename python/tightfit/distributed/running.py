@@ -189,10 +189,10 @@ def _passed(stages: list[Stage], cut: Cut) -> list[tuple[torch.Tensor, ...]]:
             with stage.without_statistics():
                 made = stage(*passed[-1])
             passed.append(_leaves(made))
-        if EACH_HAS_A_GRADIENT and stages[0].training:
+        if EACH_HAS_A_GRADIENT:
             for number in range(1, len(stages)):
                 messages = Messages(passed[number])
-                stages[number - 1].sent = stages[number].received = messages
+                stages[number - 1].way.sent = stages[number].way.received = messages
                 passed[number] = _leaves(messages.sent(passed[number]))
     return passed
 

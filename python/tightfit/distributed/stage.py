@@ -33,20 +33,21 @@ class Stage(nn.Module):
         self._evaluated = self._trained
         if isinstance(cut.evaluated, Answer):
             self._evaluated = _way(list(cut.inputs), [layer.evaluated for layer in cut.layers], cut.evaluated, first, end)
-        # What comes from the stage before in training, and goes to the next one, where that is not the values themselves.
-        self.received: Messages | None = None
-        self.sent: Messages | None = None
+
+    @property
+    def way(self) -> Way:
+        """What enters and leaves it in the mode that it is in."""
+        return self._trained if self.training else self._evaluated
 
     def forward(self, *arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        if not self.training:
-            return tuple(self._forward(arguments, self._evaluated))
-        if self.received is None:
-            made = self._forward(arguments, self._trained)
+        way = self.way
+        if way.received is None:
+            made = self._forward(arguments, way)
         else:
-            made = self.received.owing(self._forward(self.received.read(arguments), self._trained), arguments)
-        return tuple(made if self.sent is None else self.sent.sent(made))
+            made = way.received.owing(self._forward(way.received.read(arguments), way), arguments)
+        return tuple(made if way.sent is None else way.sent.sent(made))
 
-    def _forward(self, arguments: Sequence[torch.Tensor], way: _Way) -> Sequence[torch.Tensor]:
+    def _forward(self, arguments: Sequence[torch.Tensor], way: Way) -> Sequence[torch.Tensor]:
         entered = zip(way.enters, arguments, way.copied, strict=True)
         values = {name: _at_the_edge(value.clone() if copied else value) for name, value, copied in entered}
         for layer, again in zip(self._layers(), self.recomputed, strict=True):
@@ -119,21 +120,24 @@ def evaluating(stages: Iterable[Stage]) -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True)
-class _Way:
+@dataclass
+class Way:
     """The names of what enters a stage in one mode and of what leaves it; `copied` says what the stage writes to of that which
-    enters."""
+    enters; `received` and `sent` are what comes from the stage before and goes to the next one, where that is not the values
+    themselves."""
 
     enters: list[str]
     leaves: list[str]
     copied: list[bool]
+    received: Messages | None = None
+    sent: Messages | None = None
 
 
-def _way(inputs: list[str], calls: list[Calls], answer: Answer, first: int, end: int) -> _Way:
+def _way(inputs: list[str], calls: list[Calls], answer: Answer, first: int, end: int) -> Way:
     enters = inputs if first == 0 else _crossing(inputs, calls, answer, first)
     leaves = answer.names if end == len(calls) else _crossing(inputs, calls, answer, end)
     overwritten = {name for call in calls[first:end] for name in call.overwrites}
-    return _Way(enters, leaves, [name in overwritten for name in enters])
+    return Way(enters, leaves, [name in overwritten for name in enters])
 
 
 def _crossing(inputs: list[str], calls: list[Calls], answer: Answer, at: int) -> list[str]:

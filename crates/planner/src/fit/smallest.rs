@@ -24,8 +24,8 @@ const PEAK: f64 = 0.4;
 /// The part of what is left then that goes into a first look for addresses of each of the smallest
 /// plans.
 const LOOK: f64 = 0.08;
-/// Work for addresses in earnest that comes before a deadline counts: all that is worth it for
-/// steps of 5,000 runs.
+/// Work for addresses in earnest that comes before a deadline counts, where nobody chose one: all
+/// that is worth it for steps of 5,000 runs.
 const FLOOR: u64 = 200_000;
 /// The same for the search's own plans, which more often cannot be packed at all.
 const OWN_FLOOR: u64 = 80_000;
@@ -116,7 +116,8 @@ impl SmallestSlab<'_, '_> {
                     return best;
                 }
                 let rest = self.rest(share);
-                let effort = Effort { floor: rest.floor.min(OWN_FLOOR), ..rest };
+                let own = rest.in_proportion(OWN_FLOOR);
+                let effort = Effort { floor: rest.floor.min(own), ..rest };
                 Some(self.better(best, (self.lay_out(&plan, effort), plan)))
             },
         )
@@ -167,8 +168,9 @@ impl SmallestSlab<'_, '_> {
 
     /// A share of the time that is left; all of it has a floor, which is no less work either.
     pub fn rest(&self, share: f64) -> Effort<'_> {
-        let (floor, work) = (if share < 1.0 { 0 } else { FLOOR }, self.meter.effort().work);
-        Effort { floor, ..self.meter.round(work.max(floor), share) }
+        let effort = self.meter.effort();
+        let floor = if share < 1.0 { 0 } else { effort.in_proportion(FLOOR) };
+        Effort { floor, ..self.meter.round(effort.work.max(floor), share) }
     }
 
     fn peak(&self, plan: &Plan) -> Bytes {

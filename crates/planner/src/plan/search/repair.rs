@@ -219,6 +219,10 @@ pub fn repair(
         let (mut taken, mut tries) = (0, 200 + state.problem.len() / 20);
         let mut refused = Vec::new();
         while let Some(Reverse(candidate)) = open.pop() {
+            meter.spend(std::mem::take(&mut state.work));
+            if meter.is_over() {
+                return state.peak() <= budget;
+            }
             if !candidate.is_exact {
                 let cost = estimate(state, &prices, candidate.event, DEPTH);
                 state.work += 1;
@@ -263,7 +267,7 @@ pub fn repair(
         prices.price = price;
         refused.extend(open.into_iter().map(|Reverse(candidate)| candidate));
         refused.sort_unstable();
-        if failures > 3 || !force(state, &prices, &refused, at, before, here) {
+        if failures > 3 || !force(state, &prices, &refused, at, before, here, meter) {
             return false;
         }
     }
@@ -279,8 +283,13 @@ fn force(
     at: usize,
     before: ByteCount,
     here: ByteCount,
+    meter: &mut Meter,
 ) -> bool {
     for candidate in refused {
+        meter.spend(std::mem::take(&mut state.work));
+        if meter.is_over() {
+            return false;
+        }
         let mark = state.mark();
         if !drop_until(state, prices, candidate.event, 3 * DEPTH) {
             continue;

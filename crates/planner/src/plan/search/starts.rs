@@ -15,8 +15,9 @@ use crate::plan::search::state::{Event, State};
 use crate::plan::search::{INSTANTS, Search};
 use crate::units::Seconds;
 
-/// Work for a first plan, per operator.
+/// Work for a first plan, per operator, and the least of it, however short the deadline.
 const FIRST_WORK: u64 = 200;
+const LEAST_FIRST_WORK: u64 = 25;
 
 impl Search<'_> {
     /// Makes plans from cuts and from whatever else is cheap.
@@ -116,7 +117,9 @@ impl Search<'_> {
         first: &mut Option<Seconds>,
     ) {
         if attempt.best().is_none() && self.bound(attempt.limit.bytes()).is_some() {
-            let untimed = attempt.meter.untimed(FIRST_WORK * self.given.len() as u64);
+            let ops = self.given.len() as u64;
+            let work = attempt.meter.effort().in_proportion(FIRST_WORK * ops);
+            let untimed = attempt.meter.untimed(work.max(LEAST_FIRST_WORK * ops));
             attempt.under(untimed, |attempt| {
                 self.start_where_it_binds(state, attempt);
                 if attempt.best().is_none() {
