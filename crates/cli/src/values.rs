@@ -216,6 +216,11 @@ pub fn deadline(text: &str) -> Result<Seconds, String> {
     }
 }
 
+/// The longest duration, some thirty years: what is computed with it stays finite.
+const LONGEST: f64 = 1e9;
+/// The slowest link, in bytes per second, for the same reason.
+const SLOWEST: f64 = 1.0;
+
 /// A duration: 10, 10s, 500ms, 20us.
 pub fn duration(text: &str) -> Result<Seconds, String> {
     let text = text.trim();
@@ -225,10 +230,10 @@ pub fn duration(text: &str) -> Result<Seconds, String> {
         .find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?, seconds)))
         .unwrap_or((text, 1.0));
     let seconds =
-        digits.trim().parse().ok().map(|x: f64| x * unit).filter(|x| x.is_finite() && *x >= 0.0);
+        digits.trim().parse().ok().map(|x: f64| x * unit).filter(|x| (0.0..=LONGEST).contains(x));
     seconds
         .map(Seconds)
-        .ok_or_else(|| "write seconds, as in 10, 0.5, 10s, 500ms or 20us".to_string())
+        .ok_or_else(|| "write seconds, at most 1e9, as in 10, 0.5, 10s, 500ms or 20us".to_string())
 }
 
 /// A share of something, from none to all of it: 1%, 0.01.
@@ -260,10 +265,13 @@ pub fn fraction(text: &str) -> Result<f64, String> {
 /// Bytes per second: 100GB/s, 25GiB/s, 1e11.
 pub fn bandwidth(text: &str) -> Result<f64, String> {
     let rate = text.trim().trim_end_matches("/s");
-    let number = rate.parse::<f64>().ok().filter(|rate| rate.is_finite() && *rate > 0.0);
+    let number = rate.parse::<f64>().ok().filter(|rate| rate.is_finite());
     number
         .or_else(|| size(rate).ok().map(|Bytes(bytes)| bytes as f64))
-        .ok_or_else(|| "write bytes per second, as in 100GB/s, 25GiB/s or 1e11".to_string())
+        .filter(|&rate| rate >= SLOWEST)
+        .ok_or_else(|| {
+            "write bytes per second, at least one, as in 100GB/s, 25GiB/s or 1e11".to_string()
+        })
 }
 
 /// A link between devices: bytes a second, and how long the first of them takes.
@@ -302,8 +310,11 @@ mod tests {
         ] {
             assert_eq!(duration(text), Ok(Seconds(seconds)), "{text}");
         }
-        for text in ["", "s", "ms", "-1", "nan", "inf", "1e999", "5m", "1 min"] {
+        for text in ["", "s", "ms", "-1", "nan", "inf", "1e999", "1e300s", "5m", "1 min"] {
             assert!(duration(text).is_err(), "{text}");
+        }
+        for text in ["0", "1e-300", "-1", "nan", "inf", "0GB/s"] {
+            assert!(bandwidth(text).is_err(), "{text}");
         }
     }
 }

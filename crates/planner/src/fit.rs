@@ -220,8 +220,14 @@ impl<'a> BudgetedPlanner<'a> {
                 match self.by_rule(budget, residents, (meter, BY_RULE), first) {
                     Ok(Some(schedule)) => Ok(schedule),
                     Ok(None) => smallest(meter),
-                    Err(PlanError::NotFound(ended)) => smallest(meter)
-                        .map_err(|_| PlanError::NotFound(NotFound { budget, ..*ended }.into())),
+                    Err(PlanError::NotFound(ended)) => smallest(meter).map_err(|error| {
+                        let laid = match error {
+                            PlanError::Infeasible(proof) => proof.reached,
+                            _ => self.slab(&ended.plan, ended.reached, residents, meter),
+                        };
+                        let reached = ended.reached.max(laid);
+                        PlanError::NotFound(NotFound { budget, reached, ..*ended }.into())
+                    }),
                     // A solver whose time was up may still reach its smallest slab, and goes on
                     // from there.
                     Err(unsolved @ PlanError::Unsolved { .. }) => match smallest(meter) {
@@ -327,7 +333,8 @@ impl<'a> BudgetedPlanner<'a> {
     }
 
     /// The refusal of a planner that goes by predictions: another plan of it that happens to fit
-    /// would not be its answer. The budget that it names is one for addresses, too.
+    /// would not be its answer. The budget that it names is one for addresses, too; with more than it
+    /// predicted the planner may choose otherwise, so it is asked again.
     fn mispredicted(
         &self,
         proof: Infeasible,
@@ -335,11 +342,34 @@ impl<'a> BudgetedPlanner<'a> {
         residents: &Residents,
         meter: &Meter<'_>,
     ) -> PlanError {
-        let effort = meter.rest_until(1.0);
-        let task = Lowering { residents, effort, ..Lowering::to(Goal::Within(proof.reached)) };
-        let slab = lower(self.graph, self.profile, &proof.plan, &task).slab;
-        let reached = proof.reached.max(slab);
+        let &BudgetedPlanner { graph, profile, order, planner, .. } = self;
+        let slab = |plan: &Plan, least: Bytes| least.max(self.slab(plan, least, residents, meter));
+        let mut reached = slab(&proof.plan, proof.reached);
+        loop {
+            let mut turn = meter.until(1.0);
+            let larger = match plan::plan_within(graph, profile, order, reached, planner, &mut turn)
+            {
+                Ok(plan) => slab(&plan, reached),
+                Err(PlanError::Infeasible(above)) => slab(&above.plan, above.reached),
+                // Time is up; what recomputes nothing needs no choice.
+                Err(_) => {
+                    reached = slab(&Plan::of_runs(planner, order.to_vec()), reached);
+                    break;
+                }
+            };
+            if larger <= reached {
+                break;
+            }
+            reached = larger;
+        }
         PlanError::Infeasible(Box::new(Infeasible { budget, reached, ..proof }))
+    }
+
+    /// The slab of a plan that is to lie within a limit, in what is left of the effort.
+    fn slab(&self, plan: &Plan, limit: Bytes, residents: &Residents, meter: &Meter<'_>) -> Bytes {
+        let effort = meter.rest_until(1.0);
+        let task = Lowering { residents, effort, ..Lowering::to(Goal::Within(limit)) };
+        lower(self.graph, self.profile, plan, &task).slab
     }
 
     /// What no schedule beats that runs everything for the first time in the order of this one, if

@@ -14,6 +14,7 @@ use crate::pipeline::divide::Division;
 use crate::pipeline::error::PipelineError;
 use crate::pipeline::ranks::{Leeway, ranks};
 use crate::pipeline::rows::in_turn;
+use crate::schedule::MOST_IDS;
 
 /// The step with so many micro-batches for each update, as one graph. Nodes of the first
 /// micro-batch, updates and what stays from step to step keep their names; [`name_of`] says those
@@ -22,8 +23,8 @@ use crate::pipeline::rows::in_turn;
 /// [`name_of`]: crate::pipeline::name_of
 ///
 /// # Errors
-/// [`PipelineError`] where the step has outputs that no mean stands for, or there are too many
-/// micro-batches.
+/// [`PipelineError`] where the step has outputs that no mean stands for, or neither outputs nor
+/// updates, or there are too many micro-batches.
 pub fn accumulate(graph: &Graph, micro_batches: u32) -> Result<Graph, PipelineError> {
     let nodes = graph.nodes().len();
     match (nodes as u64).checked_mul(micro_batches.into()) {
@@ -33,6 +34,9 @@ pub fn accumulate(graph: &Graph, micro_batches: u32) -> Result<Graph, PipelineEr
     }
     if micro_batches == 1 {
         return Ok(graph.clone());
+    }
+    if u64::from(micro_batches) > MOST_IDS {
+        return Err(PipelineError::TooManyMicroBatches { micro_batches, most: MOST_IDS });
     }
     let division = Division::whole(graph)?;
     let row = (0..micro_batches).flat_map(|number| {
@@ -44,6 +48,9 @@ pub fn accumulate(graph: &Graph, micro_batches: u32) -> Result<Graph, PipelineEr
         micro_batches,
     };
     let mut ranks = ranks(&division, &rows, Leeway::NONE)?.graphs.into_iter();
-    let (_, graph) = ranks.next().expect("there is one rank");
-    Ok(graph)
+    let (_, made) = ranks.next().expect("there is one rank");
+    if made.nodes().is_empty() && !graph.nodes().is_empty() {
+        return Err(PipelineError::NothingMade);
+    }
+    Ok(made)
 }

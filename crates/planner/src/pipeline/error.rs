@@ -26,6 +26,23 @@ pub enum PipelineError {
         /// The nodes that a graph may have.
         most: usize,
     },
+    /// A plan has no number for some of them.
+    #[error(
+        "{micro_batches} micro-batches are more than the {most} that a plan can number; take \
+         fewer, of more rows each"
+    )]
+    TooManyMicroBatches {
+        /// The number of micro-batches.
+        micro_batches: u32,
+        /// The most that a plan can number.
+        most: u64,
+    },
+    /// Nobody needs anything that a micro-batch makes.
+    #[error(
+        "the step has neither outputs nor updates, so there is nothing to be made of several \
+         micro-batches"
+    )]
+    NothingMade,
     /// The forward pass has no place for so many cuts.
     #[error(
         "{stages} stages are asked for, and the forward pass has {layers} layers to cut between"

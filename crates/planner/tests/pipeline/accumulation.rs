@@ -166,6 +166,15 @@ fn refused(graph: &Graph, micro_batches: u32, expected: Expect) {
     expected.assert_eq(&accumulate(graph, micro_batches).unwrap_err().to_string());
 }
 
+/// One call, whose result nobody reads.
+fn unread_step() -> Graph {
+    let mut builder = GraphBuilder::new("unread");
+    let storage = builder.storage(Bytes(4));
+    let spec = NodeSpec::new("unread", "test.norm", Phase::Forward);
+    builder.node(spec, &[Some(ValueSpec::contiguous(&[1], DType::F32, storage))]);
+    builder.build().unwrap()
+}
+
 #[test]
 fn what_has_no_mean_is_refused() {
     let graph = step("gpt-nano");
@@ -176,6 +185,22 @@ fn what_has_no_mean_is_refused() {
         expect![
             "4294967295 micro-batches of 282 nodes are more than the 1048576 nodes that a graph \
              may have; take fewer, of more rows each"
+        ],
+    );
+    refused(
+        &unread_step(),
+        1 << 17,
+        expect![
+            "131072 micro-batches are more than the 65536 that a plan can number; take fewer, of \
+             more rows each"
+        ],
+    );
+    refused(
+        &unread_step(),
+        2,
+        expect![
+            "the step has neither outputs nor updates, so there is nothing to be made of several \
+             micro-batches"
         ],
     );
     let with_output = |name: &str| {

@@ -64,6 +64,28 @@ fn no_planner_reaches_less_on_graphs_of_the_corpus() {
 }
 
 #[test]
+fn a_budget_that_a_refusal_names_is_planned() {
+    let mut named = 0;
+    for name in SMALL {
+        let graph = synthetic(name);
+        for profile in generator::profiles(&graph) {
+            let unplanned = tightfit::unplanned(&graph, &profile).unwrap().schedule().slab;
+            for (planner, percent) in peers().flat_map(|planner| [(planner, 30), (planner, 60)]) {
+                let budget = Bytes(unplanned.0 * percent / 100);
+                let plan =
+                    |budget| planned(&graph, &profile, Goal::Within(budget), planner, 10_000);
+                let Err(refused) = plan(budget) else { continue };
+                let Some(proof) = refused.infeasible() else { continue };
+                let again = plan(proof.reached);
+                assert!(again.is_ok(), "{name} {planner:?} {percent}%: {refused} Then: {again:?}");
+                named += 1;
+            }
+        }
+    }
+    assert!(named > 20, "{named}");
+}
+
+#[test]
 fn more_work_is_never_worse() {
     for name in SMALL {
         let graph = synthetic(name);
