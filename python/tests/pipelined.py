@@ -21,6 +21,7 @@ from torch.nn import functional
 
 import tightfit.distributed as pipelines
 from fresh import Fresh
+from tightfit.errors import OptionError
 
 WIDTH, WORDS, MICRO_BATCHES, ROWS = 16, 11, 4, 2
 
@@ -158,6 +159,7 @@ def run(devices: int, schedule: str | None, kind: str, change: str | None, mesh:
     pipeline.step(*structured(kind, *batch(part + 7)))
     for parameter in pipeline.parameters():
         parameter.grad = None
+    is_refused = refuses(pipeline, structured(kind, *(tensor[:MICRO_BATCHES] for tensor in batch(part))))
     loss = pipeline.step(*structured(kind, *batch(part)))
     mean, gradients = expected(kind, [batch(number) for number in range(parts)])
     apart = [furthest(pipeline, gradients, 1)]
@@ -169,9 +171,18 @@ def run(devices: int, schedule: str | None, kind: str, change: str | None, mesh:
     alone, _ = expected(kind, [batch(part)])
     return {
         "schedule": plan.schedule, "kind": kind, "change": change, "apart": max(apart), "largest": largest, "names": names,
-        "loss": None if loss is None else abs(loss.item() - alone), "mean": mean,
+        "refused": is_refused, "loss": None if loss is None else abs(loss.item() - alone), "mean": mean,
         "statistics": statistics(own, pipeline, kind, part),
     }
+
+
+def refuses(pipeline: pipelines.Pipeline, wrong: tuple[Any, Any]) -> bool:
+    """Whether this rank refuses a batch; only the first one sees that it is of other rows."""
+    try:
+        pipeline.step(*wrong)
+    except OptionError:
+        return True
+    return False
 
 
 def evaluations(devices: int, schedule: str | None, change: str | None, mesh: Any) -> dict[str, Any]:

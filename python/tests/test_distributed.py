@@ -30,6 +30,7 @@ def right(found: list[list[dict]], owners: int) -> None:
         for seen in runs:
             assert seen["apart"] <= 1e-6 + 1e-5 * seen["largest"], what
             assert seen["statistics"] <= 1e-6, what
+            assert seen["refused"], what
         assert sum(seen["loss"] is not None for seen in runs) == owners, what
         assert all(seen["loss"] is None or seen["loss"] < 1e-6 for seen in runs), what
         names = {name for seen in runs for name in seen["names"]}

@@ -139,6 +139,28 @@ def test_a_model_under_a_transform_of_functions_is_refused():
             dict(model.named_parameters()))
 
 
+def test_transforms_of_functions_run_beside_a_compiled_model():
+    model, other, inputs = tightfit.compile(Net(), budget="1MiB"), Net(), torch.randn(8, 16)
+    parameters = dict(other.named_parameters())
+    grad = torch.func.grad(lambda parameters: torch.func.functional_call(other, parameters, (inputs,)))
+    wanted = torch.autograd.grad(other(inputs), list(parameters.values()))
+    for _ in range(3):
+        assert all(map(torch.equal, grad(parameters).values(), wanted))
+        loss = model(inputs)
+        # One that waits for its backward pass meanwhile.
+        assert all(map(torch.equal, grad(parameters).values(), wanted))
+        loss.backward()
+
+
+def test_hooks_that_give_back_other_tensors_are_refused():
+    model, inputs = tightfit.compile(Net(), budget="1MiB"), torch.randn(8, 16)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.clone(), lambda tensor: tensor):
+        loss = model(inputs)
+    with pytest.raises(tightfit.CompileError, match="saved_tensors_hooks.*outside of such hooks"):
+        loss.backward()
+    model(inputs).backward()
+
+
 @pytest.fixture
 def mesh():
     """This process alone, as a mesh of processors."""

@@ -221,11 +221,11 @@ impl<'a> BudgetedPlanner<'a> {
                     Ok(Some(schedule)) => Ok(schedule),
                     Ok(None) => smallest(meter),
                     Err(PlanError::NotFound(ended)) => smallest(meter).map_err(|error| {
-                        let laid = match error {
+                        // What is named has addresses.
+                        let reached = match error {
                             PlanError::Infeasible(proof) => proof.reached,
                             _ => self.slab(&ended.plan, ended.reached, residents, meter),
                         };
-                        let reached = ended.reached.max(laid);
                         PlanError::NotFound(NotFound { budget, reached, ..*ended }.into())
                     }),
                     // A solver whose time was up may still reach its smallest slab, and goes on

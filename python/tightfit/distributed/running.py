@@ -52,9 +52,12 @@ class Pipeline:
         mine = [stage for stage, rank in enumerate(plan.placement) if rank == self.rank]
         self.stages = {stage: every[stage] for stage in mine}
         self._shared = _shared(plan, every, self.rank, group)
+        # Who has to agree that a batch is one.
+        self._groups = [group]
         if mesh is not None and mesh.mesh_dim_names is not None and "dp" in mesh.mesh_dim_names:
+            self._groups.append(mesh["dp"].get_group())
             _shard(self.stages, mesh["dp"], bool(self._shared), "W" in plan.csv)
-        place = Place(self.stages, _device(every), group)
+        self._place = place = Place(self.stages, _device(every), group)
         self._microbatches = plan.microbatches
         self._first, self._last = 0 in self.stages, len(every) - 1 in self.stages
         self._given = passed[0]
@@ -74,10 +77,8 @@ class Pipeline:
         first dimension, and count on the rank of the first stage; `target`, a tensor or a structure of such, is divided so
         too and counts on that of the last one, which answers the mean of the losses of the micro-batches. Other ranks answer
         `None`. Raises `OptionError` where the batch is not one of as many micro-batches like the one that the pipeline was
-        made for."""
-        arguments = self._arguments(inputs)
-        if self._last:
-            self._targets = _divided(target, self._microbatches)
+        made for; every rank refuses what one of them does."""
+        arguments, self._targets = self._parts(inputs, target)
         for stage in self.stages.values():
             if not stage.training:
                 stage.train()
@@ -103,8 +104,8 @@ class Pipeline:
     def evaluate(self, inputs: Any = None, target: Any = None) -> torch.Tensor | None:
         """What `step` answers, in evaluation mode and without gradients: dropout is off, and batch norms read their statistics.
         Nothing is left behind. Raises `ExportError` where the model could not be traced in evaluation mode."""
-        evaluation, arguments = self._prepared(inputs)
-        targets = _divided(target, self._microbatches) if self._last else []
+        evaluation = self._evaluated()
+        arguments, targets = self._parts(inputs, target)
         losses: list[torch.Tensor] = []
 
         def take(values: tuple[torch.Tensor, ...], number: int) -> None:
@@ -117,7 +118,8 @@ class Pipeline:
         """What the model returns for the whole batch, in evaluation mode and without gradients, on the rank of the last stage;
         other ranks answer `None`. Tensors of the micro-batches are joined along their first dimension, and numbers, which have
         none, become a tensor with one of each micro-batch. Raises `ExportError` as `evaluate` does."""
-        evaluation, arguments = self._prepared(inputs)
+        evaluation = self._evaluated()
+        arguments, _ = self._parts(inputs, None)
         whole: list[torch.Tensor] = []
 
         def take(values: tuple[torch.Tensor, ...], number: int) -> None:
@@ -130,10 +132,28 @@ class Pipeline:
         evaluation.run(arguments, take)
         return evaluation.answer.of(whole) if self._last else None
 
-    def _prepared(self, inputs: Any) -> tuple[Evaluation, tuple[torch.Tensor, ...]]:
+    def _evaluated(self) -> Evaluation:
         if isinstance(self._evaluation, str):
             raise ExportError(self._evaluation)
-        return self._evaluation, self._arguments(inputs)
+        return self._evaluation
+
+    def _parts(self, inputs: Any, target: Any) -> tuple[tuple[torch.Tensor, ...], list[Any]]:
+        """What the first stage is called with, and the targets of the micro-batches. Each rank looks at what counts there; if
+        one went on without the others, it would take the next batch's activations for this one's."""
+        arguments, targets, refusal = (), [], None
+        try:
+            arguments = self._arguments(inputs)
+            targets = _divided(target, self._microbatches) if self._last else []
+        except Exception as error:  # noqa: BLE001: the others are told of it first
+            refusal = error
+        is_refused = torch.tensor(int(refusal is not None), device=self._place.device)
+        for group in self._groups:
+            distributed.all_reduce(is_refused, distributed.ReduceOp.MAX, group)
+        if refusal is not None:
+            raise refusal
+        if is_refused.item():
+            raise OptionError("another rank refuses its part of this batch, and says why; no rank has computed anything")
+        return arguments, targets
 
     def _arguments(self, inputs: Any) -> tuple[torch.Tensor, ...]:
         """What the first stage is called with, of all micro-batches."""

@@ -164,7 +164,11 @@ class Step:
         graph, or `None` where there is none, or where it was added to the parameter's."""
         token, *tangents = arguments
         arguments.clear()
-        pending: Pending = token.tightfit
+        pending: Pending | None = getattr(token, "tightfit", None)
+        if pending is None:
+            raise CompileError(f"a hook of saved tensors (torch.autograd.graph.saved_tensors_hooks) gave {self.name} another "
+                               "tensor than the forward pass had saved; a plan keeps what it needs itself. Call the model "
+                               "outside of such hooks, and leave them around the loss")
         plan: Plan = pending.plan
         if pending.saved is None:
             raise RuntimeError("this backward pass has run, and what it needs was let go; run the forward pass again, or "

@@ -88,7 +88,9 @@ def survey(roots: Sequence[Any]) -> Survey:
 
 
 def _add(found: Survey, tensor: torch.Tensor) -> None:
-    if type(tensor) is torch.Tensor and tensor.layout is torch.strided:
+    # What torch.func differentiates has no storage of its own.
+    is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    if type(tensor) is torch.Tensor and tensor.layout is torch.strided and not is_wrapped:
         storage = tensor.untyped_storage()
         found.held[storage._cdata] = _Storage(tensor.device, storage.nbytes(), is_given=tensor.is_leaf)
 
