@@ -174,15 +174,15 @@ fn options_without_sense_are_refused() {
     refused(
         &format!("plan {RESNET} --budget 60% --deadline soon"),
         expect![
-            "error: invalid value 'soon' for '--deadline <SECONDS>': write seconds, at most 1e9, as in 10, \
-             0.5, 10s, 500ms or 20us"
+            "error: invalid value 'soon' for '--deadline <SECONDS>': write seconds, \
+             at most 1e9, as in 10, 0.5, 10s, 500ms or 20us"
         ],
     );
     refused(
         &format!("plan {RESNET} --budget 60% --deadline -1"),
         expect![
-            "error: invalid value '-1' for '--deadline <SECONDS>': write seconds, at most 1e9, as in 10, 0.5, \
-             10s, 500ms or 20us"
+            "error: invalid value '-1' for '--deadline <SECONDS>': write seconds, \
+             at most 1e9, as in 10, 0.5, 10s, 500ms or 20us"
         ],
     );
     refused(

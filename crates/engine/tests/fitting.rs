@@ -105,7 +105,10 @@ fn a_search_that_ended_too_soon_speaks_of_whole_budgets() {
     match fit_graph(&step.training, &profile, &task) {
         Err(FittingError::Fit(FitError::Plan(PlanError::NotFound(found)))) => {
             assert_eq!(found.budget, asked);
-            assert_eq!(found.reached, whole.reserve.total() + peak);
+            // What is named has addresses, and is enough.
+            assert!(found.reached >= whole.reserve.total() + peak);
+            let task = FitTask { budget: Budget::Absolute(found.reached), ..task };
+            assert!(fit_graph(&step.training, &profile, &task).is_ok(), "{found}");
             assert!(found.to_string().contains(&format!("({} bytes) before", asked.0)), "{found}");
         }
         other => panic!("{:?}", other.map(|fitted| fitted.budget)),

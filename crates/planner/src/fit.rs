@@ -333,8 +333,8 @@ impl<'a> BudgetedPlanner<'a> {
     }
 
     /// The refusal of a planner that goes by predictions: another plan of it that happens to fit
-    /// would not be its answer. The budget that it names is one for addresses, too; with more than it
-    /// predicted the planner may choose otherwise, so it is asked again.
+    /// would not be its answer. The budget that it names is one for addresses, too; with more than
+    /// it predicted the planner may choose otherwise, so it is asked again.
     fn mispredicted(
         &self,
         proof: Infeasible,

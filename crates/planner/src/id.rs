@@ -7,6 +7,10 @@
 
 pub use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap, entity_impl};
 
+/// Tiers, lanes, ranks and micro-batches have smaller numbers than this, so that tables indexed by
+/// them stay small whatever a file says.
+pub(crate) const MOST_IDS: u64 = 1 << 16;
+
 /// The tier that computes.
 pub const DEVICE: TierId = TierId(0);
 

@@ -9,12 +9,12 @@
 
 use crate::graph::Graph;
 use crate::graph::limits::MOST_NODES;
+use crate::id::MOST_IDS;
 use crate::pipeline::action::{Action, Pass, Rows};
 use crate::pipeline::divide::Division;
 use crate::pipeline::error::PipelineError;
 use crate::pipeline::ranks::{Leeway, ranks};
 use crate::pipeline::rows::in_turn;
-use crate::schedule::MOST_IDS;
 
 /// The step with so many micro-batches for each update, as one graph. Nodes of the first
 /// micro-batch, updates and what stays from step to step keep their names; [`name_of`] says those

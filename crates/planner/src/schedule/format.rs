@@ -33,10 +33,6 @@ use crate::units::Bytes;
 /// The format that is read and written.
 pub const FORMAT: &str = "tightfit-plan/1";
 
-/// Tiers, lanes, ranks and micro-batches have smaller numbers than this, so that tables indexed by
-/// them stay small whatever a file says.
-pub(crate) const MOST_IDS: u64 = 1 << 16;
-
 /// Why bytes are not a plan for a graph.
 #[derive(Debug, Error)]
 #[non_exhaustive]

@@ -12,7 +12,6 @@ mod persistent;
 mod read;
 mod transfer;
 
-pub(crate) use format::MOST_IDS;
 pub use format::{FORMAT, PlanFileError, write};
 pub use instruction::{ALIGNMENT, Buffer, Call, Instruction, Schedule};
 pub use layout::{Lifetime, Packing, Shelf, pack};

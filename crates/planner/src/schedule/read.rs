@@ -14,9 +14,9 @@ use crate::graph::Graph;
 use crate::graph::limits::{
     LONGEST_NAME, MOST_BUFFERS, MOST_INSTRUCTIONS, MOST_OF_A_CALL, MOST_OF_AN_EVENT, MOST_PLAN,
 };
-use crate::id::{BufferId, LaneId, MicroBatchId, NodeId, RankId, TierId, TransferId};
+use crate::id::{BufferId, LaneId, MOST_IDS, MicroBatchId, NodeId, RankId, TierId, TransferId};
 use crate::reading::{AtMost, Bounded, Excess, Table, Text, too_many};
-use crate::schedule::format::{FORMAT, MOST_IDS, PlanFileError};
+use crate::schedule::format::{FORMAT, PlanFileError};
 use crate::schedule::instruction::{Buffer, Call, Instruction, Schedule};
 use crate::schedule::transfer::{Movement, Transfer};
 use crate::units::Bytes;
