@@ -331,7 +331,7 @@ def _networks(loss: Any) -> list[torch.Tensor]:
 
 def _loss_alone(case: outside.Case, model: nn.Module, loss: outside.Loss, inputs: Any,
                 targets: Any) -> tuple[int, list[Any]]:
-    """The most bytes that a loss takes in eager beside the outputs, those of each call of the model."""
+    """The most bytes that a loss takes in eager in addition to the outputs, and the outputs of each call of the model."""
     with torch.no_grad(), case.cast():
         outputs = [model(one) for one in inputs] if case.pairs else [model(*inputs)]
     for output in _tensors(outputs):
@@ -350,7 +350,7 @@ def _kept_by(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[Any]:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     optimizer.zero_grad()
-    return [dict(optimizer.state.get(parameter, {})) for parameter in model.parameters()]
+    return _grown(model.parameters(), optimizer)
 
 
 def _measure(options: argparse.Namespace) -> None:

@@ -139,7 +139,7 @@ def test_a_model_under_a_transform_of_functions_is_refused():
             dict(model.named_parameters()))
 
 
-def test_transforms_of_functions_run_beside_a_compiled_model():
+def test_torch_func_works_while_a_compiled_model_exists():
     model, other, inputs = tightfit.compile(Net(), budget="1MiB"), Net(), torch.randn(8, 16)
     parameters = dict(other.named_parameters())
     grad = torch.func.grad(lambda parameters: torch.func.functional_call(other, parameters, (inputs,)))
@@ -147,7 +147,7 @@ def test_transforms_of_functions_run_beside_a_compiled_model():
     for _ in range(3):
         assert all(map(torch.equal, grad(parameters).values(), wanted))
         loss = model(inputs)
-        # One that waits for its backward pass meanwhile.
+        # And while a call waits for its backward pass.
         assert all(map(torch.equal, grad(parameters).values(), wanted))
         loss.backward()
 

@@ -17,8 +17,7 @@ use crate::{frontier, interrupt};
 /// Of a search that nothing else limits.
 const DEADLINE: Seconds = Seconds(1.0);
 
-/// Operations of a rule that a processor is done with in a second, wherever that is; of the search
-/// for what to offload, which plays each one on two lanes, a quarter.
+/// Operations of a rule that a processor is done with in a second, wherever that is.
 const OPERATIONS_OF_A_SECOND: f64 = 1e7;
 
 /// Limits of a search.
@@ -74,6 +73,7 @@ impl Limits {
     }
 }
 
+/// The search for what to offload simulates two lanes as well, and takes four times as long.
 fn operations_of_a_second(planner: Planner) -> f64 {
     match planner {
         Planner::Offload => OPERATIONS_OF_A_SECOND / 4.0,

@@ -32,8 +32,8 @@ impl Effort<'_> {
     /// to its end within it on graphs of up to 4,000 nodes, those of `corpus/graphs`.
     pub const FLOOR: u64 = 20_000_000;
 
-    /// So much work of a part that no deadline cuts short; where somebody chose a deadline, less of
-    /// it, as of the floors.
+    /// Work that is done whatever the time: scaled down, as the floors are, if a deadline was
+    /// chosen.
     pub fn in_proportion(&self, work: u64) -> u64 {
         let share = u128::from(self.floor_beside.min(Effort::FLOOR));
         (u128::from(work) * share / u128::from(Effort::FLOOR)) as u64

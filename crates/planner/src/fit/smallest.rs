@@ -24,8 +24,8 @@ const PEAK: f64 = 0.4;
 /// The part of what is left then that goes into a first look for addresses of each of the smallest
 /// plans.
 const LOOK: f64 = 0.08;
-/// Work for addresses in earnest that comes before a deadline counts, where nobody chose one: all
-/// that is worth it for steps of 5,000 runs.
+/// Work for addresses in earnest that comes before a deadline counts, unless a deadline was chosen:
+/// all that is worth it for steps of 5,000 runs.
 const FLOOR: u64 = 200_000;
 /// The same for the search's own plans, which more often cannot be packed at all.
 const OWN_FLOOR: u64 = 80_000;

@@ -37,7 +37,7 @@ pub enum PipelineError {
         /// The most that a plan can number.
         most: u64,
     },
-    /// Nobody needs anything that a micro-batch makes.
+    /// Nothing that a micro-batch computes is used.
     #[error(
         "the step has neither outputs nor updates, so there is nothing to be made of several \
          micro-batches"

@@ -166,7 +166,7 @@ fn refused(graph: &Graph, micro_batches: u32, expected: Expect) {
     expected.assert_eq(&accumulate(graph, micro_batches).unwrap_err().to_string());
 }
 
-/// One call, whose result nobody reads.
+/// One call, whose result is not read.
 fn unread_step() -> Graph {
     let mut builder = GraphBuilder::new("unread");
     let storage = builder.storage(Bytes(4));
