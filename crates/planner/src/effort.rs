@@ -76,12 +76,18 @@ pub struct Meter<'a> {
     floor: u64,
     /// Time since the start at which it ends; absent where time is of no account.
     deadline: Option<Seconds>,
+    /// An interruption is of no account.
+    is_uninterrupted: bool,
     has_refused: bool,
 }
 
 impl<'a> Meter<'a> {
     /// Units of work between two looks at the clock where work is asked for.
     const CLOCK_INTERVAL: u64 = 4;
+
+    /// How long work that is not timed may go on behind a chosen deadline: half of what a search
+    /// may be late.
+    const GRACE: Seconds = Seconds(0.15);
 
     /// Starts now.
     pub fn new(effort: &'a Effort<'a>) -> Meter<'a> {
@@ -92,6 +98,7 @@ impl<'a> Meter<'a> {
             limit: effort.work,
             floor: effort.floor,
             deadline: Some(effort.deadline),
+            is_uninterrupted: false,
             has_refused: false,
         }
     }
@@ -128,9 +135,16 @@ impl<'a> Meter<'a> {
     }
 
     /// So much more work, whatever the limits and the time: for a first plan, without which there
-    /// is no answer.
+    /// is no answer. Behind a deadline that somebody chose it ends after [`Meter::GRACE`].
     pub fn untimed(&self, work: u64) -> Meter<'a> {
-        Meter { limit: self.spent.saturating_add(work), deadline: None, ..self.clone() }
+        let Effort { deadline, floor_beside, .. } = *self.effort;
+        let is_chosen = floor_beside < Effort::FLOOR;
+        Meter {
+            limit: self.spent.saturating_add(work),
+            deadline: is_chosen.then(|| Seconds(deadline.0 + Self::GRACE.0)),
+            is_uninterrupted: true,
+            ..self.clone()
+        }
     }
 
     /// The same, with a deadline that does not count before so much more work is done.
@@ -240,7 +254,10 @@ impl<'a> Meter<'a> {
     pub fn is_late(&self) -> bool {
         self.deadline.is_some_and(|deadline| {
             let elapsed = self.elapsed().0;
-            elapsed >= deadline.0 && (self.spent >= self.floor || elapsed.is_infinite())
+            match elapsed.is_infinite() {
+                true => !self.is_uninterrupted,
+                false => elapsed >= deadline.0 && self.spent >= self.floor,
+            }
         })
     }
 
@@ -294,6 +311,28 @@ mod tests {
         assert!(!untimed.is_over());
         untimed.spend(2);
         assert!(untimed.is_over());
+        let chosen = Effort { floor_beside: 1, ..effort };
+        assert!(!Meter::new(&chosen).untimed(2).is_over());
+    }
+
+    #[test]
+    fn an_untimed_meter_ends_soon_behind_a_chosen_deadline() {
+        let now = AtomicU64::new(0);
+        let clock = || Seconds(now.load(Ordering::Relaxed) as f64);
+        for (floor_beside, is_over) in [(Effort::FLOOR, false), (Effort::FLOOR - 1, true)] {
+            now.store(0, Ordering::Relaxed);
+            let effort = Effort {
+                floor_beside,
+                deadline: Seconds(1.0),
+                clock: &clock,
+                ..Effort::work(1, 9)
+            };
+            let untimed = Meter::new(&effort).untimed(2);
+            now.store(1, Ordering::Relaxed);
+            assert!(!untimed.is_over());
+            now.store(2, Ordering::Relaxed);
+            assert_eq!(untimed.is_over(), is_over);
+        }
     }
 
     #[test]

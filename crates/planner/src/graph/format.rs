@@ -1,12 +1,13 @@
 //! tightfit-graph/1, written: JSON, plain or gzip. Invariant: the same graph gives the same bytes,
 //! and reading them gives the same graph.
 
-use std::io::Write;
+use std::io::{self, Write};
 
 use cranelift_entity::EntityRef;
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use serde_json::{Map, Value as Json, json};
+use serde::ser::{Serialize, SerializeMap, Serializer};
+use serde_json::Value as Json;
 
 use crate::graph::Graph;
 use crate::graph::limits::FORMAT;
@@ -15,178 +16,179 @@ use crate::tensor::Argument;
 
 /// The graph as tightfit-graph/1; value ids are its own dense ones.
 pub fn write(graph: &Graph) -> Json {
-    let nodes: Vec<Json> = graph.nodes().keys().map(|id| node_json(graph, id)).collect();
-    with_nodes(graph, nodes)
+    serde_json::to_value(File(graph)).expect("a graph has no keys but text")
 }
 
-/// The text of [`write()`], piece by piece: as one value a large graph takes many times the bytes
-/// of its file.
-pub(super) fn write_text(graph: &Graph, sink: &mut impl FnMut(&str)) {
-    let Json::Object(object) = with_nodes(graph, Vec::new()) else { return };
-    for (index, (key, value)) in object.iter().enumerate() {
-        sink(if index == 0 { "{" } else { "," });
-        sink(&json!(key).to_string());
-        sink(":");
-        if key != "nodes" {
-            sink(&value.to_string());
-            continue;
-        }
-        sink("[");
-        for id in graph.nodes().keys() {
-            sink(if id.index() == 0 { "" } else { "," });
-            sink(&node_json(graph, id).to_string());
-        }
-        sink("]");
-    }
-    sink("}");
+/// The text of [`write()`], which as one value would take many times the bytes of its file.
+pub(super) fn write_text(graph: &Graph, out: impl Write) -> io::Result<()> {
+    Ok(serde_json::to_writer(out, &File(graph))?)
 }
 
 /// The text of [`write()`] as the bytes of a file, packed by gzip or not. The same graph gives the
 /// same bytes.
 pub fn write_file(graph: &Graph, packed: bool) -> Vec<u8> {
+    let written = "what is written to memory is written";
     let mut text = Vec::new();
     if !packed {
-        write_text(graph, &mut |piece| text.extend_from_slice(piece.as_bytes()));
+        write_text(graph, &mut text).expect(written);
         text.push(b'\n');
         return text;
     }
     let mut packer = GzEncoder::new(text, Compression::best());
-    // What is written to memory is written.
-    write_text(graph, &mut |piece| drop(packer.write_all(piece.as_bytes())));
-    packer.finish().unwrap_or_default()
+    write_text(graph, &mut packer).expect(written);
+    packer.finish().expect(written)
 }
 
-fn with_nodes(graph: &Graph, nodes: Vec<Json>) -> Json {
-    let mut file = json!({
-        "format": FORMAT,
-        "name": graph.name(),
-        "source": graph.source(),
-        "modules": graph.modules().values().collect::<Vec<_>>(),
-        "storages": graph.storages().values().collect::<Vec<_>>(),
-        "nodes": nodes,
-        "outputs": graph.outputs().iter().map(|value| value.as_u32()).collect::<Vec<_>>(),
-    });
-    if let Some(names) = graph.output_names() {
-        file["output_names"] = json!(names);
+/// A graph as its file has it: here and below, keys come in the order of the alphabet.
+struct File<'a>(&'a Graph);
+
+impl Serialize for File<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let &File(graph) = self;
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("format", FORMAT)?;
+        map.serialize_entry("modules", &Many(|| graph.modules().values()))?;
+        map.serialize_entry("name", graph.name())?;
+        map.serialize_entry("nodes", &Many(|| graph.nodes().keys().map(|id| Node(graph, id))))?;
+        if let Some(names) = graph.output_names() {
+            map.serialize_entry("output_names", names)?;
+        }
+        map.serialize_entry("outputs", &Many(|| graph.outputs().iter().map(|id| id.as_u32())))?;
+        map.serialize_entry("source", graph.source())?;
+        map.serialize_entry("storages", &Many(|| graph.storages().values()))?;
+        if let Some(uncalled) = graph.uncalled() {
+            map.serialize_entry("uncalled", uncalled)?;
+        }
+        map.end()
     }
-    if let Some(uncalled) = graph.uncalled() {
-        file["uncalled"] = json!(uncalled);
-    }
-    file
 }
 
-fn node_json(graph: &Graph, id: NodeId) -> Json {
-    let node = &graph.nodes()[id];
-    let mut object = Map::new();
-    let mut set = |key: &str, value: Json| object.insert(key.to_string(), value);
-    set("name", json!(node.name));
-    set("op", json!(node.op));
-    set("phase", json!(node.phase.name()));
-    if node.module.index() != 0 {
-        set("module", json!(node.module.as_u32()));
+struct Node<'a>(&'a Graph, NodeId);
+
+impl Serialize for Node<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let &Node(graph, id) = self;
+        let node = &graph.nodes()[id];
+        let link = |target: NodeId| &graph.nodes()[target].name;
+        let mut map = serializer.serialize_map(None)?;
+        let mut set = Entries(&mut map);
+        set.where_some("args", given(&node.args).map(|args| Many(|| args.iter().map(Given))))?;
+        set.where_some("bytes_read", positive(node.bytes_read.0))?;
+        set.where_some("bytes_written", positive(node.bytes_written.0))?;
+        set.where_some("differentiates", node.differentiates.map(link))?;
+        set.where_some("flops", positive(node.flops.0))?;
+        set.where_some("inputs", given(&node.inputs).map(ids))?;
+        set.where_some("kwargs", given(&node.kwargs).map(Named))?;
+        let micro_batch = node.micro_batch;
+        let is_part = micro_batch != MicroBatchId::WHOLE;
+        set.where_some("micro_batch", is_part.then(|| micro_batch.as_u32()))?;
+        set.where_some("module", (node.module.index() != 0).then(|| node.module.as_u32()))?;
+        set.where_some("mutates", node.mutates.then_some(true))?;
+        set.where_some("name", Some(&node.name))?;
+        set.where_some("op", Some(&node.op))?;
+        let outputs = || node.outputs.iter().map(|output| output.map(|id| Value(graph, id)));
+        set.where_some("outputs", Some(Many(outputs)))?;
+        set.where_some("overwrites", given(&node.overwrites).map(ids))?;
+        set.where_some("parameter", node.parameter.as_ref())?;
+        set.where_some("phase", Some(node.phase.name()))?;
+        set.where_some("random", node.random.then_some(true))?;
+        set.where_some("recomputes", node.recomputes.map(link))?;
+        set.where_some("seconds", node.seconds.map(|seconds| seconds.0))?;
+        set.where_some("seed_slot", node.seed_slot)?;
+        set.where_some("stream", node.stream.then_some(true))?;
+        set.where_some("workspace", positive(node.workspace.0))?;
+        map.end()
     }
-    if node.micro_batch != MicroBatchId::WHOLE {
-        set("micro_batch", json!(node.micro_batch.as_u32()));
+}
+
+struct Value<'a>(&'a Graph, ValueId);
+
+impl Serialize for Value<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let &Value(graph, id) = self;
+        let value = &graph.values()[id];
+        let mut map = serializer.serialize_map(None)?;
+        let mut set = Entries(&mut map);
+        set.where_some("contiguous", (!value.tensor.contiguous).then_some(false))?;
+        set.where_some("dtype", Some(value.tensor.dtype.name()))?;
+        set.where_some("id", Some(id.as_u32()))?;
+        set.where_some("offset", positive(value.tensor.offset))?;
+        set.where_some("shape", Some(&value.tensor.shape))?;
+        set.where_some("storage", Some(value.storage.as_u32()))?;
+        set.where_some("strides", value.tensor.strides.as_ref())?;
+        map.end()
     }
-    if let Some(parameter) = &node.parameter {
-        set("parameter", json!(parameter));
-    }
-    if !node.inputs.is_empty() {
-        set("inputs", json!(node.inputs.iter().map(|value| value.as_u32()).collect::<Vec<_>>()));
-    }
-    let outputs: Vec<Json> = node
-        .outputs
-        .iter()
-        .map(|output| output.map_or(Json::Null, |value| value_json(graph, value)))
-        .collect();
-    set("outputs", Json::Array(outputs));
-    if !node.args.is_empty() {
-        set("args", node.args.iter().map(argument_json).collect());
-    }
-    if !node.kwargs.is_empty() {
-        set(
-            "kwargs",
-            node.kwargs
-                .iter()
-                .map(|(key, value)| (key.clone(), argument_json(value)))
-                .collect::<Map<_, _>>()
-                .into(),
-        );
-    }
-    for (key, number) in [
-        ("flops", node.flops.0),
-        ("bytes_read", node.bytes_read.0),
-        ("bytes_written", node.bytes_written.0),
-        ("workspace", node.workspace.0),
-    ] {
-        if number != 0 {
-            set(key, json!(number));
+}
+
+/// An argument of a call.
+struct Given<'a>(&'a Argument);
+
+impl Serialize for Given<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.0 {
+            Argument::Value(value) => serializer.collect_map([("value", value.as_u32())]),
+            Argument::None => serializer.serialize_none(),
+            Argument::Bool(x) => x.serialize(serializer),
+            Argument::Int(x) => x.serialize(serializer),
+            // JSON has no infinities.
+            Argument::Float(x) if x.is_nan() => "nan".serialize(serializer),
+            Argument::Float(x) if x.is_infinite() => {
+                (if *x > 0.0 { "inf" } else { "-inf" }).serialize(serializer)
+            }
+            Argument::Float(x) => x.serialize(serializer),
+            Argument::Text(x) => x.serialize(serializer),
+            Argument::List(list) => serializer.collect_seq(list.iter().map(Given)),
         }
     }
-    if let Some(seconds) = node.seconds {
-        set("seconds", json!(seconds.0));
-    }
-    if node.random {
-        set("random", json!(true));
-    }
-    if let Some(slot) = node.seed_slot {
-        set("seed_slot", json!(slot));
-    }
-    if node.stream {
-        set("stream", json!(true));
-    }
-    if node.mutates {
-        set("mutates", json!(true));
-    }
-    let links = [("differentiates", node.differentiates), ("recomputes", node.recomputes)];
-    for (key, target) in links {
-        if let Some(target) = target {
-            set(key, json!(graph.nodes()[target].name));
-        }
-    }
-    if !node.overwrites.is_empty() {
-        let values = node.overwrites.iter().map(|value| value.as_u32());
-        set("overwrites", values.collect::<Vec<_>>().into());
-    }
-    Json::Object(object)
 }
 
-fn value_json(graph: &Graph, id: ValueId) -> Json {
-    let value = &graph.values()[id];
-    let mut object = Map::new();
-    object.insert("id".into(), json!(id.as_u32()));
-    object.insert("shape".into(), json!(value.tensor.shape));
-    object.insert("dtype".into(), json!(value.tensor.dtype.name()));
-    object.insert("storage".into(), json!(value.storage.as_u32()));
-    if !value.tensor.contiguous {
-        object.insert("contiguous".into(), json!(false));
+/// Keyword arguments, which a node has in the order of their names.
+struct Named<'a>(&'a [(String, Argument)]);
+
+impl Serialize for Named<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(name, argument)| (name, Given(argument))))
     }
-    if let Some(strides) = &value.tensor.strides {
-        object.insert("strides".into(), json!(strides));
-    }
-    if value.tensor.offset != 0 {
-        object.insert("offset".into(), json!(value.tensor.offset));
-    }
-    Json::Object(object)
 }
 
-fn argument_json(argument: &Argument) -> Json {
-    match argument {
-        Argument::Value(value) => json!({ "value": value.as_u32() }),
-        Argument::None => Json::Null,
-        Argument::Bool(x) => json!(x),
-        Argument::Int(x) => json!(x),
-        // JSON has no infinities.
-        Argument::Float(x) if x.is_nan() => json!("nan"),
-        Argument::Float(x) if x.is_infinite() => json!(if *x > 0.0 { "inf" } else { "-inf" }),
-        Argument::Float(x) => json!(x),
-        Argument::Text(x) => json!(x),
-        Argument::List(list) => list.iter().map(argument_json).collect(),
+/// What an iterator goes through.
+struct Many<F>(F);
+
+impl<I: Iterator<Item: Serialize>, F: Fn() -> I> Serialize for Many<F> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq((self.0)())
     }
+}
+
+/// The entries of a map.
+struct Entries<'a, M>(&'a mut M);
+
+impl<M: SerializeMap> Entries<'_, M> {
+    /// Writes an entry that has a value.
+    fn where_some(&mut self, key: &str, value: Option<impl Serialize>) -> Result<(), M::Error> {
+        value.map_or(Ok(()), |value| self.0.serialize_entry(key, &value))
+    }
+}
+
+/// What is not empty.
+fn given<T>(list: &[T]) -> Option<&[T]> {
+    (!list.is_empty()).then_some(list)
+}
+
+/// What is not zero.
+fn positive(number: u64) -> Option<u64> {
+    (number != 0).then_some(number)
+}
+
+/// Numbers of values.
+fn ids(values: &[ValueId]) -> Vec<u32> {
+    values.iter().map(|value| value.as_u32()).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
     use crate::graph::read;
 
@@ -212,9 +214,9 @@ mod tests {
             "outputs": [1],
         });
         let graph = read(graph.to_string().as_bytes()).unwrap();
-        let mut text = String::new();
-        write_text(&graph, &mut |piece| text += piece);
-        assert_eq!(text, write(&graph).to_string());
+        let mut text = Vec::new();
+        write_text(&graph, &mut text).unwrap();
+        assert_eq!(String::from_utf8(text).unwrap(), write(&graph).to_string());
         for packed in [false, true] {
             assert_eq!(read(&write_file(&graph, packed)).unwrap(), graph);
         }

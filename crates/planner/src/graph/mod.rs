@@ -16,6 +16,8 @@ mod raw;
 mod read;
 mod verify;
 
+use std::io::{self, BufWriter, Write};
+
 use cranelift_entity::{PrimaryMap, SecondaryMap};
 use sha2::{Digest, Sha256};
 
@@ -207,10 +209,27 @@ impl Graph {
 
     /// Computed once, when the graph is built.
     fn with_hash(mut self) -> Graph {
-        let mut digest = Sha256::new();
-        format::write_text(&self, &mut |text| digest.update(text.as_bytes()));
-        self.hash = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        let mut digest = BufWriter::with_capacity(1 << 16, Hashing(Sha256::new()));
+        format::write_text(&self, &mut digest)
+            .and_then(|()| digest.flush())
+            .expect("a digest takes all that is written");
+        let bytes = digest.get_ref().0.clone().finalize();
+        self.hash = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         self
+    }
+}
+
+/// Takes text as what it is to be known by.
+struct Hashing(Sha256);
+
+impl Write for Hashing {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        self.0.update(text);
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

@@ -14,44 +14,56 @@ pub(super) struct Placement {
     pub end: u64,
 }
 
-/// Each block of `order` goes into the smallest gap that holds it among the blocks already placed
-/// that live while it does; where no gap is large enough, behind them all. `fixed` blocks are there
-/// before, and nothing else is put below `floor`. `None` where the effort ends before.
-pub(super) fn best_fit(
-    lifetimes: &[Lifetime],
-    fixed: &[Option<u64>],
+/// Places the same blocks in one order after another.
+pub(super) struct BestFit<'a> {
+    blocks: &'a [Lifetime],
+    fixed: &'a [Option<u64>],
     floor: u64,
-    order: &[u32],
-    meter: &mut Meter<'_>,
-) -> Option<Placement> {
-    let mut addresses: Vec<u64> = fixed.iter().map(|address| address.unwrap_or(floor)).collect();
-    let mut end = floor;
-    let mut occupied = Occupied::new(lifetimes);
-    for (i, lifetime) in lifetimes.iter().enumerate().filter(|&(i, _)| fixed[i].is_some()) {
-        let behind = addresses[i] + lifetime.bytes.0;
-        end = end.max(behind);
-        if behind > floor {
-            occupied.insert(lifetime, (addresses[i], behind));
-        }
+    occupied: Occupied,
+}
+
+impl<'a> BestFit<'a> {
+    /// `fixed` blocks have their addresses, and nothing else is put below `floor`.
+    pub fn new(blocks: &'a [Lifetime], fixed: &'a [Option<u64>], floor: u64) -> BestFit<'a> {
+        BestFit { blocks, fixed, floor, occupied: Occupied::new(blocks) }
     }
-    let mut near: Vec<(u64, u64)> = Vec::new();
-    for &block in order {
-        let i = block as usize;
-        let bytes = lifetimes[i].bytes.0;
-        if fixed[i].is_some() || bytes == 0 {
-            continue;
+
+    /// Each block of `order` goes into the smallest gap that holds it among the blocks already
+    /// placed that live while it does; where no gap is large enough, behind them all. `None` where
+    /// the effort ends before.
+    pub fn place(&mut self, order: &[u32], meter: &mut Meter<'_>) -> Option<Placement> {
+        let BestFit { blocks, fixed, floor, ref mut occupied } = *self;
+        let mut addresses: Vec<u64> =
+            fixed.iter().map(|address| address.unwrap_or(floor)).collect();
+        let mut end = floor;
+        occupied.clear();
+        for (i, block) in blocks.iter().enumerate().filter(|&(i, _)| fixed[i].is_some()) {
+            let behind = addresses[i] + block.bytes.0;
+            end = end.max(behind);
+            if behind > floor {
+                occupied.insert(block, (addresses[i], behind));
+            }
         }
-        if !meter.take(1) {
-            return None;
+        let mut near = Runs::new();
+        for &block in order {
+            let i = block as usize;
+            let bytes = blocks[i].bytes.0;
+            if fixed[i].is_some() || bytes == 0 {
+                continue;
+            }
+            if !meter.take(1) {
+                return None;
+            }
+            near.clear();
+            occupied.during(&blocks[i], &mut near);
+            // Runs of a few nodes, each of them sorted: a stable sort merges those.
+            near.sort();
+            addresses[i] = smallest_gap(&near, bytes, floor);
+            end = end.max(addresses[i] + bytes);
+            occupied.insert(&blocks[i], (addresses[i], addresses[i] + bytes));
         }
-        near.clear();
-        occupied.during(&lifetimes[i], &mut near);
-        near.sort_unstable();
-        addresses[i] = smallest_gap(&near, bytes, floor);
-        end = end.max(addresses[i] + bytes);
-        occupied.insert(&lifetimes[i], (addresses[i], addresses[i] + bytes));
+        Some(Placement { addresses, end })
     }
-    Some(Placement { addresses, end })
 }
 
 /// The start of the smallest sufficient gap between `taken` ranges, by address, or the end of them
@@ -97,6 +109,11 @@ impl Occupied {
             whole: vec![Vec::new(); leaves * 2],
             some: vec![Vec::new(); leaves * 2],
         }
+    }
+
+    /// Nothing is taken, and what memory it has is kept.
+    fn clear(&mut self) {
+        self.whole.iter_mut().chain(&mut self.some).for_each(Vec::clear);
     }
 
     /// The first and last birth within a lifetime: two lives meet if and only if these ranges do.

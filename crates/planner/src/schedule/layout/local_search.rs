@@ -7,7 +7,7 @@ use std::cmp::Reverse;
 
 use crate::effort::Meter;
 use crate::schedule::layout::Lifetime;
-use crate::schedule::layout::best_fit::{Placement, best_fit};
+use crate::schedule::layout::best_fit::{BestFit, Placement};
 use crate::schedule::layout::sections::Sections;
 
 /// The order of greedy by size: the largest first, then the earliest.
@@ -39,11 +39,9 @@ pub(super) fn by_pressure(
 /// Places the blocks again and again, until they end at `stop` or lower; those that stick out above
 /// `target` are moved to the front of the order. Ends after `most_failed` rounds without a lower
 /// end.
-#[allow(clippy::too_many_arguments)] // the arguments of best fit, and when to stop
 pub(super) fn repair(
+    best_fit: &mut BestFit<'_>,
     blocks: &[Lifetime],
-    fixed: &[Option<u64>],
-    floor: u64,
     (target, stop): (u64, u64),
     mut order: Vec<u32>,
     mut best: Placement,
@@ -62,7 +60,7 @@ pub(super) fn repair(
             break;
         }
         order = front;
-        let Some(placement) = best_fit(blocks, fixed, floor, &order, meter) else { break };
+        let Some(placement) = best_fit.place(&order, meter) else { break };
         last = placement;
         failed += 1;
         if last.end < best.end {

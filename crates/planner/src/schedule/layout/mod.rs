@@ -13,7 +13,7 @@ mod tight;
 use crate::effort::{Effort, Meter};
 use crate::goal::Goal;
 use crate::units::Bytes;
-use best_fit::{Placement, best_fit};
+use best_fit::{BestFit, Placement};
 use branch_and_bound::Outcome;
 use restarts::restarts;
 use sections::sections;
@@ -95,17 +95,17 @@ pub fn pack(lifetimes: &[Lifetime], within: &Shelf<'_>, effort: &Effort<'_>) -> 
         (0..blocks.len() as u32).filter(|&i| fixed[i as usize].is_none()).collect();
     let mut order = local_search::by_size(&blocks, &free);
     let mut unlimited = Meter::new(&UNLIMITED);
-    let mut best = best_fit(&blocks, fixed, floor, &order, &mut unlimited)
-        .expect("nothing ends a pass without limits");
+    let mut best_fit = BestFit::new(&blocks, fixed, floor);
+    let mut best =
+        best_fit.place(&order, &mut unlimited).expect("nothing ends a pass without limits");
     if best.end <= stop {
         return packing(best, bound);
     }
     let Some(cut) = sections(&blocks, &mut meter) else {
         return packing(
             local_search::repair(
+                &mut best_fit,
                 &blocks,
-                fixed,
-                floor,
                 (target, stop),
                 order,
                 best,
@@ -124,7 +124,7 @@ pub fn pack(lifetimes: &[Lifetime], within: &Shelf<'_>, effort: &Effort<'_>) -> 
         if best.end <= stop {
             return packing(best, bound);
         }
-        let Some(placement) = best_fit(&blocks, fixed, floor, &other, &mut meter) else {
+        let Some(placement) = best_fit.place(&other, &mut meter) else {
             return packing(best, bound);
         };
         if placement.end < best.end {
@@ -132,9 +132,8 @@ pub fn pack(lifetimes: &[Lifetime], within: &Shelf<'_>, effort: &Effort<'_>) -> 
         }
     }
     let best = local_search::repair(
+        &mut best_fit,
         &blocks,
-        fixed,
-        floor,
         (target, stop),
         order,
         best,

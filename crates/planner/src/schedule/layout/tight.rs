@@ -6,7 +6,7 @@
 //! else has room to spare: best fit places it around.
 
 use crate::effort::Meter;
-use crate::schedule::layout::best_fit::{Placement, best_fit};
+use crate::schedule::layout::best_fit::{BestFit, Placement};
 use crate::schedule::layout::sections::Sections;
 use crate::schedule::layout::{Lifetime, local_search};
 
@@ -58,11 +58,11 @@ pub(super) fn complete(
         fixed[member as usize] = Some(address);
     }
     let order: Vec<u32> = order.iter().copied().filter(|&i| fixed[i as usize].is_none()).collect();
-    let placement = best_fit(blocks, &fixed, 0, &order, meter)?;
+    let mut best_fit = BestFit::new(blocks, &fixed, 0);
+    let placement = best_fit.place(&order, meter)?;
     let placement = local_search::repair(
+        &mut best_fit,
         blocks,
-        &fixed,
-        0,
         (capacity, capacity),
         order,
         placement,

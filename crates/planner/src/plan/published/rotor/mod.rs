@@ -64,6 +64,8 @@ struct Chain {
     block: SecondaryMap<NodeId, Option<usize>>,
     /// For each block the nodes that run again with it.
     again: Vec<Vec<NodeId>>,
+    /// Those of all blocks.
+    runs_again: SecondaryMap<NodeId, bool>,
     /// Storages that are made again with their block.
     movable: SecondaryMap<StorageId, bool>,
     /// Those of them that the next block reads.
@@ -103,6 +105,7 @@ impl Chain {
             length,
             block,
             again: vec![Vec::new(); length],
+            runs_again: SecondaryMap::new(),
             movable: SecondaryMap::new(),
             border: SecondaryMap::new(),
             saved: SecondaryMap::new(),
@@ -127,6 +130,7 @@ impl Chain {
                 .filter(|_| !skips[node] && may_run_again(graph, &is_mutated, node))
             {
                 chain.again[block].push(node);
+                chain.runs_again[node] = true;
                 for &storage in graph.fresh(node).iter().filter(|&&storage| !graph.is_kept(storage))
                 {
                     chain.movable[storage] = true;
@@ -169,8 +173,8 @@ impl Chain {
             let others = curve.held[position].saturating_sub(resting).0.saturating_sub(activations);
             match self.block[node] {
                 Some(block) => {
-                    blocks.forward[block] += profile.seconds[node].0
-                        * f64::from(u8::from(self.again[block].contains(&node)))
+                    blocks.forward[block] +=
+                        profile.seconds[node].0 * f64::from(u8::from(self.runs_again[node]))
                 }
                 None => {
                     if let Some(block) = self.needed(graph, node).filter(|&block| block < frontier)
