@@ -125,6 +125,16 @@ def test_counting_ends_though_a_backward_pass_runs_another():
     assert inputs.grad is not None
 
 
+def test_a_checkpoint_around_the_model_is_no_pass_without_a_plan(recwarn: pytest.WarningsRecorder):
+    inputs, targets = torch.randn(256, 256), torch.randn(256, 256)
+    eager = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256))
+    model = tightfit.compile(copy.deepcopy(eager), "8MiB")
+    for one in (eager, model):
+        functional.mse_loss(checkpoint(one, inputs, use_reentrant=False), targets).backward()
+    assert all(map(torch.equal, *([parameter.grad for parameter in one.parameters()] for one in (eager, model))))
+    assert tightfit.plans(model) and not [warning for warning in recwarn if "no plan ran" in str(warning.message)]
+
+
 def test_a_survey_runs_no_hooks_and_goes_through_freed_graphs():
     def fail(_):
         raise AssertionError("unpacked")

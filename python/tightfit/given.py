@@ -6,6 +6,7 @@ Invariant: what is no such thing is refused by an `OptionError` that names it.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,19 @@ def asked(function: Callable[..., Any], *given: Any, **options: Any) -> Any:
     """What a function of the compiled module answers."""
     try:
         return function(*given, **options)
+    except OptionError as error:
+        raise OptionError(_of_option(error)) from None
     except TightfitError:
         raise
     except (TypeError, ValueError) as error:
-        raise OptionError(str(error)) from None
+        raise OptionError(_of_option(error)) from None
+
+
+def _of_option(error: Exception) -> str:
+    """What an error says, behind the name of the option where the compiled module noted which one it is of."""
+    notes = (re.fullmatch(r"while processing '(\w+)'", note) for note in getattr(error, "__notes__", ()))
+    name = next((f"{found[1]}: " for found in notes if found), "")
+    return f"{name}{error}"
 
 
 def path(given: Any, name: str) -> Path:

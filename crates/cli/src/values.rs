@@ -288,10 +288,18 @@ pub fn learning_rate(text: &str) -> Result<f64, String> {
     rate.ok_or_else(|| "a learning rate is a finite number that is not negative".to_string())
 }
 
+/// The number of points of a frontier.
+pub fn frontier(text: &str) -> Result<u32, String> {
+    let points = text.parse().ok().filter(|points| (2..=1000).contains(points));
+    points.ok_or_else(|| "a frontier has 2 to 1000 points".to_string())
+}
+
 /// The number of points of a frontier, or none of them.
 pub fn points(text: &str) -> Result<u32, String> {
-    let points = text.parse().ok().filter(|&points: &u32| points != 1 && points <= 1000);
-    points.ok_or_else(|| "a frontier has 2 to 1000 points; 0 leaves it out".to_string())
+    match text {
+        "0" => Ok(0),
+        _ => frontier(text).map_err(|advice| format!("{advice}; 0 leaves it out")),
+    }
 }
 
 #[cfg(test)]

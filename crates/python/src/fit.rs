@@ -50,13 +50,14 @@ impl Search {
         iterations: Option<Whole>,
         seed: Option<Whole>,
     ) -> PyResult<Search> {
-        let deadline = deadline.map(|Quantity(text)| parsed(py, &text, values::duration));
+        let deadline =
+            deadline.map(|Quantity(text)| parsed(py, "deadline", &text, values::duration));
         let limits = Limits {
             deadline: deadline.transpose()?,
             iterations: iterations.map(|Whole(number)| number),
         };
         let seed = seed.map_or(SEED, |Whole(number)| number);
-        Ok(Search { planner: parsed(py, planner, planners::named)?, limits, seed })
+        Ok(Search { planner: parsed(py, "planner", planner, planners::named)?, limits, seed })
     }
 
     /// Its effort, on a clock that ends it.
@@ -68,7 +69,7 @@ impl Search {
 /// The planner called so, by the name that it has; refuses other names, and says which there are.
 #[pyfunction]
 pub fn planner(py: Python<'_>, name: &str) -> PyResult<&'static str> {
-    Ok(parsed(py, name, planners::named)?.name())
+    Ok(parsed(py, "planner", name, planners::named)?.name())
 }
 
 /// A step's schedule within a budget, checked, and what it costs.

@@ -48,9 +48,14 @@ pub fn threads(py: Python<'_>, asked: Option<Whole>) -> PyResult<Option<u32>> {
     known.map(Some).ok_or_else(refused)
 }
 
-/// A value as the command line reads it.
-pub fn parsed<T>(py: Python<'_>, text: &str, parse: fn(&str) -> Result<T, String>) -> PyResult<T> {
-    parse(text).map_err(|advice| errors::option(py, &format!("`{text}`: {advice}")))
+/// The value of an option as the command line reads it.
+pub fn parsed<T>(
+    py: Python<'_>,
+    name: &str,
+    text: &str,
+    parse: fn(&str) -> Result<T, String>,
+) -> PyResult<T> {
+    parse(text).map_err(|advice| errors::option(py, &format!("{name}={text}: {advice}")))
 }
 
 /// A quantity as the command line has it, out of text or a number: bytes out of an `int`, seconds

@@ -40,8 +40,8 @@ fn limits(
     gap: Option<Quantity>,
     deadline: Option<Quantity>,
 ) -> PyResult<SolverLimits> {
-    let gap = gap.map(|Quantity(text)| parsed(py, &text, values::share)).transpose()?;
-    let deadline = deadline.map(|Quantity(text)| parsed(py, &text, values::duration));
+    let gap = gap.map(|Quantity(text)| parsed(py, "gap", &text, values::share)).transpose()?;
+    let deadline = deadline.map(|Quantity(text)| parsed(py, "deadline", &text, values::duration));
     let seconds = Some(deadline.transpose()?.unwrap_or(DEADLINE));
     Ok(SolverLimits { gap: gap.unwrap_or(0.0), seconds })
 }
@@ -122,15 +122,18 @@ pub fn shard(
     threads: Option<Whole>,
 ) -> PyResult<String> {
     let on = OnMachine::named(machine, self::threads(py, threads)?);
-    let link = |bandwidth: Quantity, latency: Option<Quantity>| -> PyResult<Link> {
-        let latency = latency.map(|Quantity(text)| parsed(py, &text, values::duration));
-        let bandwidth = parsed(py, &bandwidth.0, values::bandwidth)?;
-        Ok(Link { latency: latency.transpose()?.unwrap_or_default(), bandwidth })
-    };
+    let link =
+        |names: [&str; 2], bandwidth: Quantity, latency: Option<Quantity>| -> PyResult<Link> {
+            let latency =
+                latency.map(|Quantity(text)| parsed(py, names[1], &text, values::duration));
+            let bandwidth = parsed(py, names[0], &bandwidth.0, values::bandwidth)?;
+            Ok(Link { latency: latency.transpose()?.unwrap_or_default(), bandwidth })
+        };
     if host_latency.is_some() && host_bandwidth.is_none() {
         return Err(errors::option(py, "host_latency goes with host_bandwidth"));
     }
-    let collective = link(bandwidth, Some(latency))?;
+    let to_host = |bandwidth| link(["host_bandwidth", "host_latency"], bandwidth, host_latency);
+    let collective = link(["bandwidth", "latency"], bandwidth, Some(latency))?;
     let rest = ShardTask {
         budget: Bytes::ZERO,
         world_size: world_size.small(py, "world_size")?,
@@ -143,7 +146,7 @@ pub fn shard(
         },
         units: None,
         checkpointing: checkpoint,
-        host: host_bandwidth.map(|bandwidth| link(bandwidth, host_latency)).transpose()?,
+        host: host_bandwidth.map(to_host).transpose()?,
         limits: limits(py, gap, deadline)?,
     };
     attended(py, |stop| {
@@ -177,16 +180,20 @@ pub fn stages(
     threads: Option<Whole>,
 ) -> PyResult<String> {
     let on = OnMachine::named(machine, self::threads(py, threads)?);
-    let latency = latency.map(|Quantity(text)| parsed(py, &text, values::duration)).transpose()?;
-    let bandwidth = bandwidth.map(|Quantity(text)| parsed(py, &text, values::bandwidth));
+    let latency =
+        latency.map(|Quantity(text)| parsed(py, "latency", &text, values::duration)).transpose()?;
+    let bandwidth =
+        bandwidth.map(|Quantity(text)| parsed(py, "bandwidth", &text, values::bandwidth));
     let link = bandwidth.transpose()?.map(|bandwidth| (bandwidth, latency.unwrap_or_default()));
     let devices = devices.small(py, "devices")?;
     let micro_batches = microbatches.small(py, "microbatches")?;
     if devices == 0 || micro_batches == 0 {
         return Err(errors::option(py, "devices and microbatches are at least 1"));
     }
-    let schedule = schedule.map(|name| parsed(py, &name, pipelines::schedule)).transpose()?;
-    let state = state.map(|bytes| parsed(py, &bytes.to_string(), pipelines::state)).transpose()?;
+    let schedule =
+        schedule.map(|name| parsed(py, "schedule", &name, pipelines::schedule)).transpose()?;
+    let state =
+        state.map(|bytes| parsed(py, "state", &bytes.to_string(), pipelines::state)).transpose()?;
     attended(py, |stop| {
         let task = pipelines::answer::Task {
             devices,

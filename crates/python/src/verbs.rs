@@ -13,7 +13,6 @@ use tightfit_cli::{frontier, output, values};
 use tightfit_engine::Budget;
 
 use crate::attend::attended;
-use crate::errors;
 use crate::fit::Search;
 use crate::given::{BudgetText, Quantity, Whole, parsed, threads};
 use crate::graph::GivenGraph;
@@ -88,10 +87,7 @@ pub fn pareto(
     let on = OnMachine::named(machine, self::threads(py, threads)?);
     let search = Search::given(py, planner, deadline, iterations, seed)?;
     let points = points.map_or(12, |Whole(number)| number);
-    let points = match parsed(py, &points.to_string(), values::points)? {
-        0 => return Err(errors::option(py, "a frontier has 2 to 1000 points")),
-        points => points,
-    };
+    let points = parsed(py, "points", &points.to_string(), values::frontier)?;
     attended(py, |stop| {
         let subject = graph.read()?;
         let (graph, machine) = (&subject.graph, &subject.machine(&on)?);
@@ -127,7 +123,7 @@ pub fn report(
     let on = OnMachine::named(machine, self::threads(py, threads)?);
     let search = Search::given(py, planner, deadline, iterations, seed)?;
     let points = points.map_or(8, |Whole(number)| number);
-    let points = parsed(py, &points.to_string(), values::points)?;
+    let points = parsed(py, "points", &points.to_string(), values::points)?;
     attended(py, |stop| {
         output::writable(&out)?;
         let subject = graph.read()?;

@@ -134,7 +134,11 @@ def plan(model: nn.Module, batch: tuple[Any, Any], loss_fn: Callable[..., torch.
     are alike. Raises `TightfitError` where no plan was found that fits, `CompileError` where the model cannot be captured.
     """
     as_built(model, "tightfit.distributed.plan")
+    if not callable(loss_fn):
+        raise OptionError(f"loss_fn={loss_fn!r} is no function of the model's output and the target; give one")
     sharded = 1
+    if mesh is not None and not hasattr(mesh, "mesh_dim_names"):
+        raise OptionError(f"mesh= is of type {type(mesh).__name__}; give a torch.distributed DeviceMesh with a dimension \"pp\"")
     if mesh is not None and mesh.mesh_dim_names is not None:
         devices = mesh["pp"].size() if devices is None else devices
         sharded = mesh["dp"].size() if "dp" in mesh.mesh_dim_names else 1
@@ -150,7 +154,7 @@ def plan(model: nn.Module, batch: tuple[Any, Any], loss_fn: Callable[..., torch.
         raise OptionError("a batch is a pair, (inputs, target)")
     inputs, target = batch
     _positional(inputs)
-    _of_rows(target)
+    _of_rows(target, "target")
 
     def planned() -> dict[str, Any]:
         captured = _capture(model, batch, loss_fn, measure=machine is None)
@@ -166,8 +170,8 @@ def plan(model: nn.Module, batch: tuple[Any, Any], loss_fn: Callable[..., torch.
 
 def _cuts(model: nn.Module, balance: Sequence[int] | Sequence[str]) -> list[str]:
     """The names of the modules with which the stages behind the first one begin."""
-    if isinstance(balance, str) or not isinstance(balance, Sequence):
-        raise OptionError(f"balance= is a list of numbers or of names, and not {balance!r}")
+    if isinstance(balance, str) or not isinstance(balance, Sequence) or not balance:
+        raise OptionError(f"balance= is a list of numbers or of names, at least one, and not {balance!r}")
     if all(isinstance(name, str) for name in balance):
         return [str(name) for name in balance]
     if not all(isinstance(count, int) and not isinstance(count, bool) and count > 0 for count in balance):
@@ -288,12 +292,14 @@ def _settle_passes(nodes: list[dict[str, Any]]) -> None:
 def _positional(inputs: Any) -> tuple[Any, ...]:
     if isinstance(inputs, Mapping):
         raise OptionError("the stages of a pipeline take positional arguments: give a tensor or a tuple, not a dict")
-    _of_rows(inputs)
+    _of_rows(inputs, "inputs")
     return tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
 
 
-def _of_rows(values: Any) -> None:
+def _of_rows(values: Any, what: str) -> None:
     tensors = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+    if not tensors:
+        raise OptionError(f"the batch's {what} hold no tensor, only {type(values).__name__}; give tensors, whose rows are divided")
     if any(tensor.dim() == 0 for tensor in tensors):
         raise OptionError("micro-batches are rows of a batch, and one of its tensors has no dimension")
 

@@ -18,6 +18,8 @@ from .. import _native
 from ..errors import OptionError
 from ..given import flag
 
+# The most seconds that a plan may be searched for, as for the program.
+_MOST_SECONDS = 1e9
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40,
           "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
@@ -67,16 +69,13 @@ def planner_named(given: Any) -> str:
     """The name of a planner, which the compiled package knows."""
     if not isinstance(given, str):
         raise OptionError(f"planner={given!r} is no name of a planner; write one such as \"auto\" or \"sac\"")
-    try:
-        return _native.planner(given)
-    except OptionError as error:
-        raise OptionError(f"planner={given!r}: {error}") from None
+    return _native.planner(given)
 
 
 def seconds(given: Any) -> float:
     """How long a plan is searched for."""
-    if isinstance(given, bool) or not isinstance(given, Real) or not 0 < given < math.inf:
-        raise OptionError(f"deadline={given!r} is no time; write a number of seconds such as 1.0")
+    if isinstance(given, bool) or not isinstance(given, Real) or not 0 < given <= _MOST_SECONDS:
+        raise OptionError(f"deadline={given!r} is no time; write a number of seconds such as 1.0, at most 1e9")
     return float(given)
 
 

@@ -69,11 +69,11 @@ def plan(model: nn.Module, batch: Any, budget: int | str = "min", *, machine: st
 
     `batch` is a tuple of positional arguments, a dict of keyword arguments, or one tensor.
     With `machine` (such as `"h100-80gb"`) times are predicted for that machine, so models larger than the memory at
-    hand can be planned from the meta device; else they are measured where the model is. `planner` is one by name, as for
+    hand can be planned from the meta device; else, and with `"cpu"`, they are measured where the model is. `planner` is one by name, as for
     `tightfit.compile`. Raises `InfeasibleBudget`.
     """
     asked, limit, known = budget_bytes(budget), seconds(deadline), planner_named(planner)
-    _can_be_timed(model, batch, machine)
+    machine = _predicted_for(model, batch, machine)
     step = _step(model, batch, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory)
     graph = _costed(step, measure=machine is None)
     beside = step.outside + step.reserve + (0 if optimizer is None else state_bytes(optimizer, model.parameters()))
@@ -105,7 +105,7 @@ def explain(model: nn.Module, batch: Any, out: str | os.PathLike[str] = "report.
 def captured(model: nn.Module, batch: Any, machine: str | None, *, differentiable_outputs: bool = False,
              loss_memory: int | str | None = None) -> dict[str, Any]:
     """The training step as a graph whose times are measured where the model is, or are to be predicted for `machine`."""
-    _can_be_timed(model, batch, machine)
+    machine = _predicted_for(model, batch, machine)
     return capture_step(model, batch, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory,
                         measure=machine is None)
 
@@ -141,12 +141,20 @@ def _costed(step: Step, *, measure: bool) -> dict[str, Any]:
     return costed(graph, step.device).document if measure else graph
 
 
-def _can_be_timed(model: nn.Module, batch: Any, machine: str | None) -> None:
+def _predicted_for(model: nn.Module, batch: Any, machine: str | None) -> str | None:
+    """The machine whose times are predicted; none where they are measured, as those of the processor are."""
     if machine is not None:
         text(machine, "machine")
-    elif isinstance(model, nn.Module) and not _is_real(model, batch):
+    if machine not in (None, "cpu") or not isinstance(model, nn.Module):
+        return machine
+    if not _is_real(model, batch):
         raise OptionError('a model without memory cannot be measured; give the machine whose times are to be predicted, '
                           'such as machine="h100-80gb"')
+    devices = {tensor.device.type for tensor in [*model.parameters(), *model.buffers()]}
+    if machine == "cpu" and not devices <= {"cpu"}:
+        raise OptionError(f'machine="cpu" is measured on the processor, and the model is on {", ".join(sorted(devices))}; '
+                          "leave machine out to measure it there")
+    return None
 
 
 def _is_real(model: nn.Module, batch: Any) -> bool:

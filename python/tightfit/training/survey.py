@@ -78,6 +78,8 @@ def survey(roots: Sequence[Any]) -> Survey:
         if calls:
             found.pending += calls
             continue
+        if not saved and _is_hidden(node):
+            continue
         for tensor in saved:
             _add(found, tensor)
         if saved and node not in last and node.name() in _LARGE_RESULTS:
@@ -111,6 +113,15 @@ def _saved(node: Any) -> Iterator[torch.Tensor]:
             _names[kind] = tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
         items = [getattr(node, name) for name in _names[kind]]
     return _tensors(items)
+
+
+def _is_hidden(node: Any) -> bool:
+    """Whether hooks put something else in place of what a compiled call saved, as those of torch.utils.checkpoint do, so that
+    nobody can tell whose call it is; a checkpoint makes the call again, which then has its plan."""
+    try:
+        return isinstance(node, BackwardCFunction) and bool(node._raw_saved_tensors)
+    except RuntimeError:  # they are gone
+        return False
 
 
 def _tensors(items: Iterable[Any]) -> Iterator[torch.Tensor]:
