@@ -138,6 +138,12 @@ def test_what_makes_no_sense_is_refused(options):
         tightfit.analyze(STEP, **options)
 
 
+@pytest.mark.parametrize("depth", [-1, "x", True])
+def test_a_refused_option_is_named(depth):
+    with pytest.raises(tightfit.OptionError, match="depth: "):
+        tightfit.analyze(STEP, depth=depth)
+
+
 def test_a_model_without_a_batch_and_a_graph_with_one_are_refused():
     with pytest.raises(tightfit.OptionError, match="give the batch"):
         tightfit.analyze(Net())

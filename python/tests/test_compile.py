@@ -90,12 +90,19 @@ def test_budgets_that_are_none(budget: object) -> None:
         tightfit.compile(Perceptron(), budget=budget)
 
 
-@pytest.mark.parametrize("options", [{"deadline": 0}, {"deadline": "1s"}, {"deadline": float("nan")}, {"loss_memory": "much"},
+@pytest.mark.parametrize("options", [{"deadline": 0}, {"deadline": "1s"}, {"deadline": float("nan")}, {"deadline": 10**400}, {"loss_memory": "much"},
                                      {"optimizer": "adamwx"}, {"differentiable_outputs": 1}, {"planner": "crystal ball"},
                                      {"planner": None}, {"planner": "sac", "offload": "1GiB"}])
 def test_options_that_make_no_sense(options: dict[str, object]) -> None:
     with pytest.raises(tightfit.OptionError, match=next(iter(options))):
         tightfit.compile(Perceptron(), budget=BIG, **options)
+
+
+def test_the_machine_of_a_model_on_the_processor_is_that() -> None:
+    model, batch = nn.Linear(8, 4), torch.randn(16, 8)
+    assert tightfit.plan(model, batch, machine="cpu").peak == tightfit.plan(model, batch).peak
+    with pytest.raises(tightfit.OptionError, match="a model without memory"):
+        tightfit.plan(model.to("meta"), batch.to("meta"), machine="cpu")
 
 
 def test_a_model_that_is_compiled_already() -> None:

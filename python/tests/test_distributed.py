@@ -164,6 +164,18 @@ def test_a_plan_is_written_and_read(tmp_path):
                        schedule="best", machine="a100-80gb")
 
 
+@pytest.mark.parametrize(("given", "because"), [
+    ({"mesh": "x"}, "mesh= is of type str"), ({"loss_fn": None}, "loss_fn=None"), ({"balance": []}, "at least one"),
+    ({"batch": (3, torch.ones(2, 1))}, "inputs hold no tensor"), ({"batch": (torch.ones(2, 1), None)}, "target hold no tensor"),
+    ({"bandwidth": "x"}, "bandwidth=x"), ({"latency": -1}, "latency=-1"),
+])
+def test_what_makes_no_sense_is_refused_by_name(given, because):
+    asked = {"model": nn.Linear(1, 1), "batch": (torch.ones(2, 1), torch.ones(2, 1)), "loss_fn": functional.mse_loss,
+             "budget": "1GB", "microbatches": 2, "devices": 1, "machine": "a100-80gb"}
+    with pytest.raises(tightfit.OptionError, match=because):
+        pipelines.plan(**{**asked, **given})
+
+
 def test_one_process_is_a_pipeline_too(tmp_path):
     words, targets = pipelined.batch(0)
     model = pipelined.model("tied")

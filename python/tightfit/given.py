@@ -27,7 +27,7 @@ def asked(function: Callable[..., Any], *given: Any, **options: Any) -> Any:
 
 
 def _of_option(error: Exception) -> str:
-    """What an error says, behind the name of the option where the compiled module noted which one it is of."""
+    """What an error says, with the name of the option in front of it where PyO3 noted that."""
     notes = (re.fullmatch(r"while processing '(\w+)'", note) for note in getattr(error, "__notes__", ()))
     name = next((f"{found[1]}: " for found in notes if found), "")
     return f"{name}{error}"

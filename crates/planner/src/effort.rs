@@ -32,6 +32,11 @@ impl Effort<'_> {
     /// to its end within it on graphs of up to 4,000 nodes, those of `corpus/graphs`.
     pub const FLOOR: u64 = 20_000_000;
 
+    /// Whether somebody chose the deadline: the floors are scaled down then.
+    fn has_chosen_deadline(&self) -> bool {
+        self.floor_beside < Effort::FLOOR
+    }
+
     /// Work that is done whatever the time: scaled down, as the floors are, if a deadline was
     /// chosen.
     pub fn in_proportion(&self, work: u64) -> u64 {
@@ -76,8 +81,8 @@ pub struct Meter<'a> {
     floor: u64,
     /// Time since the start at which it ends; absent where time is of no account.
     deadline: Option<Seconds>,
-    /// An interruption is of no account.
-    is_uninterrupted: bool,
+    /// An interruption does not end it.
+    ignores_interruptions: bool,
     has_refused: bool,
 }
 
@@ -85,8 +90,7 @@ impl<'a> Meter<'a> {
     /// Units of work between two looks at the clock where work is asked for.
     const CLOCK_INTERVAL: u64 = 4;
 
-    /// How long work that is not timed may go on behind a chosen deadline: half of what a search
-    /// may be late.
+    /// How long untimed work may go on after a chosen deadline: half of what a search may be late.
     const GRACE: Seconds = Seconds(0.15);
 
     /// Starts now.
@@ -98,7 +102,7 @@ impl<'a> Meter<'a> {
             limit: effort.work,
             floor: effort.floor,
             deadline: Some(effort.deadline),
-            is_uninterrupted: false,
+            ignores_interruptions: false,
             has_refused: false,
         }
     }
@@ -135,14 +139,13 @@ impl<'a> Meter<'a> {
     }
 
     /// So much more work, whatever the limits and the time: for a first plan, without which there
-    /// is no answer. Behind a deadline that somebody chose it ends 0.15 s later.
+    /// is no answer. Where somebody chose the deadline, it ends 0.15 s after that.
     pub fn untimed(&self, work: u64) -> Meter<'a> {
-        let Effort { deadline, floor_beside, .. } = *self.effort;
-        let is_chosen = floor_beside < Effort::FLOOR;
+        let late = Seconds(self.effort.deadline.0 + Self::GRACE.0);
         Meter {
             limit: self.spent.saturating_add(work),
-            deadline: is_chosen.then_some(Seconds(deadline.0 + Self::GRACE.0)),
-            is_uninterrupted: true,
+            deadline: self.effort.has_chosen_deadline().then_some(late),
+            ignores_interruptions: true,
             ..self.clone()
         }
     }
@@ -255,7 +258,7 @@ impl<'a> Meter<'a> {
         self.deadline.is_some_and(|deadline| {
             let elapsed = self.elapsed().0;
             match elapsed.is_infinite() {
-                true => !self.is_uninterrupted,
+                true => !self.ignores_interruptions,
                 false => elapsed >= deadline.0 && self.spent >= self.floor,
             }
         })
@@ -316,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn an_untimed_meter_ends_soon_behind_a_chosen_deadline() {
+    fn an_untimed_meter_ends_soon_after_a_chosen_deadline() {
         let now = AtomicU64::new(0);
         let clock = || Seconds(now.load(Ordering::Relaxed) as f64);
         for (floor_beside, is_over) in [(Effort::FLOOR, false), (Effort::FLOOR - 1, true)] {

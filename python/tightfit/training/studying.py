@@ -69,8 +69,8 @@ def plan(model: nn.Module, batch: Any, budget: int | str = "min", *, machine: st
 
     `batch` is a tuple of positional arguments, a dict of keyword arguments, or one tensor.
     With `machine` (such as `"h100-80gb"`) times are predicted for that machine, so models larger than the memory at
-    hand can be planned from the meta device; else, and with `"cpu"`, they are measured where the model is. `planner` is one by name, as for
-    `tightfit.compile`. Raises `InfeasibleBudget`.
+    hand can be planned from the meta device; else, and with `"cpu"`, they are measured where the model is. `planner` is
+    one by name, as for `tightfit.compile`. Raises `InfeasibleBudget`.
     """
     asked, limit, known = budget_bytes(budget), seconds(deadline), planner_named(planner)
     machine = _predicted_for(model, batch, machine)

@@ -116,8 +116,8 @@ def _saved(node: Any) -> Iterator[torch.Tensor]:
 
 
 def _is_hidden(node: Any) -> bool:
-    """Whether hooks put something else in place of what a compiled call saved, as those of torch.utils.checkpoint do, so that
-    nobody can tell whose call it is; a checkpoint makes the call again, which then has its plan."""
+    """Whether hooks replaced all that a compiled call saved, as those of torch.utils.checkpoint do, so that it cannot be told
+    whose call it is. A checkpoint repeats the call during the backward pass, and the repetition has its plan."""
     try:
         return isinstance(node, BackwardCFunction) and bool(node._raw_saved_tensors)
     except RuntimeError:  # they are gone

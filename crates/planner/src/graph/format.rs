@@ -1,7 +1,7 @@
 //! tightfit-graph/1, written: JSON, plain or gzip. Invariant: the same graph gives the same bytes,
 //! and reading them gives the same graph.
 
-use std::io::{self, Write};
+use std::io::{self, BufWriter, Write};
 
 use cranelift_entity::EntityRef;
 use flate2::Compression;
@@ -21,7 +21,10 @@ pub fn write(graph: &Graph) -> Json {
 
 /// The text of [`write()`], which as one value would take many times the bytes of its file.
 pub(super) fn write_text(graph: &Graph, out: impl Write) -> io::Result<()> {
-    Ok(serde_json::to_writer(out, &File(graph))?)
+    // What is serialized comes in pieces of a few bytes.
+    let mut out = BufWriter::with_capacity(1 << 16, out);
+    serde_json::to_writer(&mut out, &File(graph))?;
+    out.flush()
 }
 
 /// The text of [`write()`] as the bytes of a file, packed by gzip or not. The same graph gives the
@@ -39,7 +42,7 @@ pub fn write_file(graph: &Graph, packed: bool) -> Vec<u8> {
     packer.finish().expect(written)
 }
 
-/// A graph as its file has it: here and below, keys come in the order of the alphabet.
+/// A graph as its file has it. Here and in all that follows, keys are in alphabetical order.
 struct File<'a>(&'a Graph);
 
 impl Serialize for File<'_> {
@@ -72,31 +75,31 @@ impl Serialize for Node<'_> {
         let link = |target: NodeId| &graph.nodes()[target].name;
         let mut map = serializer.serialize_map(None)?;
         let mut set = Entries(&mut map);
-        set.where_some("args", given(&node.args).map(|args| Many(|| args.iter().map(Given))))?;
-        set.where_some("bytes_read", positive(node.bytes_read.0))?;
-        set.where_some("bytes_written", positive(node.bytes_written.0))?;
-        set.where_some("differentiates", node.differentiates.map(link))?;
-        set.where_some("flops", positive(node.flops.0))?;
-        set.where_some("inputs", given(&node.inputs).map(ids))?;
-        set.where_some("kwargs", given(&node.kwargs).map(Named))?;
+        set.if_some("args", given(&node.args).map(|args| Many(|| args.iter().map(Given))))?;
+        set.if_some("bytes_read", positive(node.bytes_read.0))?;
+        set.if_some("bytes_written", positive(node.bytes_written.0))?;
+        set.if_some("differentiates", node.differentiates.map(link))?;
+        set.if_some("flops", positive(node.flops.0))?;
+        set.if_some("inputs", given(&node.inputs).map(ids))?;
+        set.if_some("kwargs", given(&node.kwargs).map(Named))?;
         let micro_batch = node.micro_batch;
         let is_part = micro_batch != MicroBatchId::WHOLE;
-        set.where_some("micro_batch", is_part.then(|| micro_batch.as_u32()))?;
-        set.where_some("module", (node.module.index() != 0).then(|| node.module.as_u32()))?;
-        set.where_some("mutates", node.mutates.then_some(true))?;
-        set.where_some("name", Some(&node.name))?;
-        set.where_some("op", Some(&node.op))?;
+        set.if_some("micro_batch", is_part.then(|| micro_batch.as_u32()))?;
+        set.if_some("module", (node.module.index() != 0).then(|| node.module.as_u32()))?;
+        set.if_some("mutates", node.mutates.then_some(true))?;
+        set.if_some("name", Some(&node.name))?;
+        set.if_some("op", Some(&node.op))?;
         let outputs = || node.outputs.iter().map(|output| output.map(|id| Value(graph, id)));
-        set.where_some("outputs", Some(Many(outputs)))?;
-        set.where_some("overwrites", given(&node.overwrites).map(ids))?;
-        set.where_some("parameter", node.parameter.as_ref())?;
-        set.where_some("phase", Some(node.phase.name()))?;
-        set.where_some("random", node.random.then_some(true))?;
-        set.where_some("recomputes", node.recomputes.map(link))?;
-        set.where_some("seconds", node.seconds.map(|seconds| seconds.0))?;
-        set.where_some("seed_slot", node.seed_slot)?;
-        set.where_some("stream", node.stream.then_some(true))?;
-        set.where_some("workspace", positive(node.workspace.0))?;
+        set.if_some("outputs", Some(Many(outputs)))?;
+        set.if_some("overwrites", given(&node.overwrites).map(ids))?;
+        set.if_some("parameter", node.parameter.as_ref())?;
+        set.if_some("phase", Some(node.phase.name()))?;
+        set.if_some("random", node.random.then_some(true))?;
+        set.if_some("recomputes", node.recomputes.map(link))?;
+        set.if_some("seconds", node.seconds.map(|seconds| seconds.0))?;
+        set.if_some("seed_slot", node.seed_slot)?;
+        set.if_some("stream", node.stream.then_some(true))?;
+        set.if_some("workspace", positive(node.workspace.0))?;
         map.end()
     }
 }
@@ -109,13 +112,13 @@ impl Serialize for Value<'_> {
         let value = &graph.values()[id];
         let mut map = serializer.serialize_map(None)?;
         let mut set = Entries(&mut map);
-        set.where_some("contiguous", (!value.tensor.contiguous).then_some(false))?;
-        set.where_some("dtype", Some(value.tensor.dtype.name()))?;
-        set.where_some("id", Some(id.as_u32()))?;
-        set.where_some("offset", positive(value.tensor.offset))?;
-        set.where_some("shape", Some(&value.tensor.shape))?;
-        set.where_some("storage", Some(value.storage.as_u32()))?;
-        set.where_some("strides", value.tensor.strides.as_ref())?;
+        set.if_some("contiguous", (!value.tensor.contiguous).then_some(false))?;
+        set.if_some("dtype", Some(value.tensor.dtype.name()))?;
+        set.if_some("id", Some(id.as_u32()))?;
+        set.if_some("offset", positive(value.tensor.offset))?;
+        set.if_some("shape", Some(&value.tensor.shape))?;
+        set.if_some("storage", Some(value.storage.as_u32()))?;
+        set.if_some("strides", value.tensor.strides.as_ref())?;
         map.end()
     }
 }
@@ -165,7 +168,7 @@ struct Entries<'a, M>(&'a mut M);
 
 impl<M: SerializeMap> Entries<'_, M> {
     /// Writes an entry that has a value.
-    fn where_some(&mut self, key: &str, value: Option<impl Serialize>) -> Result<(), M::Error> {
+    fn if_some(&mut self, key: &str, value: Option<impl Serialize>) -> Result<(), M::Error> {
         value.map_or(Ok(()), |value| self.0.serialize_entry(key, &value))
     }
 }
@@ -199,19 +202,61 @@ mod tests {
             "format": FORMAT,
             "name": "a \"b\"",
             "source": { "nodes": [] },
-            "modules": [""],
-            "storages": [16, 16],
+            "modules": ["", "a"],
+            "storages": [16, 16, 16, 16],
             "nodes": [
                 { "name": "x", "op": "placeholder", "phase": "input", "outputs": [output(0)] },
+                {
+                    "name": "w",
+                    "op": "placeholder",
+                    "phase": "parameter",
+                    "parameter": "a.w",
+                    "module": 1,
+                    "outputs": [output(1)],
+                },
                 {
                     "name": "y",
                     "op": "aten.relu.default",
                     "phase": "forward",
+                    "micro_batch": 1,
+                    "module": 1,
                     "inputs": [0],
-                    "outputs": [output(1)],
+                    "args": [{ "value": 0 }, [1, null, "nan", true, 0.5], "inf"],
+                    "kwargs": { "b": "-inf", "a": 1.0 },
+                    "outputs": [output(2), null],
+                    "flops": 1,
+                    "bytes_read": 2,
+                    "bytes_written": 3,
+                    "workspace": 4,
+                    "seconds": 0.1,
+                    "random": true,
+                    "seed_slot": 5,
+                    "overwrites": [0],
+                },
+                {
+                    "name": "dx",
+                    "op": "aten.relu.default",
+                    "phase": "backward",
+                    "inputs": [0],
+                    "args": [{ "value": 0 }],
+                    "differentiates": "y",
+                    "differentiates": "y",
+                    "random": true,
+                    "stream": true,
+                    "outputs": [{
+                        "id": 3,
+                        "shape": [2],
+                        "dtype": "f32",
+                        "storage": 3,
+                        "contiguous": false,
+                        "strides": [2],
+                        "offset": 1,
+                    }],
                 },
             ],
-            "outputs": [1],
+            "outputs": [3],
+            "output_names": ["result"],
+            "uncalled": ["b"],
         });
         let graph = read(graph.to_string().as_bytes()).unwrap();
         let mut text = Vec::new();

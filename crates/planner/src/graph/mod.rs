@@ -16,7 +16,7 @@ mod raw;
 mod read;
 mod verify;
 
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 
 use cranelift_entity::{PrimaryMap, SecondaryMap};
 use sha2::{Digest, Sha256};
@@ -209,17 +209,14 @@ impl Graph {
 
     /// Computed once, when the graph is built.
     fn with_hash(mut self) -> Graph {
-        let mut digest = BufWriter::with_capacity(1 << 16, Hashing(Sha256::new()));
-        format::write_text(&self, &mut digest)
-            .and_then(|()| digest.flush())
-            .expect("a digest takes all that is written");
-        let bytes = digest.get_ref().0.clone().finalize();
-        self.hash = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        let mut digest = Hashing(Sha256::new());
+        format::write_text(&self, &mut digest).expect("a digest takes all that is written");
+        self.hash = digest.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
         self
     }
 }
 
-/// Takes text as what it is to be known by.
+/// A digest that is written to like a file.
 struct Hashing(Sha256);
 
 impl Write for Hashing {

@@ -16,7 +16,7 @@ pub(super) struct Placement {
 
 /// Places the same blocks in one order after another.
 pub(super) struct BestFit<'a> {
-    blocks: &'a [Lifetime],
+    pub blocks: &'a [Lifetime],
     fixed: &'a [Option<u64>],
     floor: u64,
     occupied: Occupied,
@@ -29,7 +29,7 @@ impl<'a> BestFit<'a> {
     }
 
     /// Each block of `order` goes into the smallest gap that holds it among the blocks already
-    /// placed that live while it does; where no gap is large enough, behind them all. `None` where
+    /// placed that live while it does; where no gap is large enough, above them all. `None` where
     /// the effort ends before.
     pub fn place(&mut self, order: &[u32], meter: &mut Meter<'_>) -> Option<Placement> {
         let BestFit { blocks, fixed, floor, ref mut occupied } = *self;
@@ -111,7 +111,7 @@ impl Occupied {
         }
     }
 
-    /// Nothing is taken, and what memory it has is kept.
+    /// Forgets what is taken, and keeps its memory.
     fn clear(&mut self) {
         self.whole.iter_mut().chain(&mut self.some).for_each(Vec::clear);
     }

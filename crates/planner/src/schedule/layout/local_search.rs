@@ -41,13 +41,13 @@ pub(super) fn by_pressure(
 /// end.
 pub(super) fn repair(
     best_fit: &mut BestFit<'_>,
-    blocks: &[Lifetime],
     (target, stop): (u64, u64),
     mut order: Vec<u32>,
     mut best: Placement,
     most_failed: u32,
     meter: &mut Meter<'_>,
 ) -> Placement {
+    let blocks = best_fit.blocks;
     let mut last = best.clone();
     let mut failed = 0;
     while best.end > stop && failed < most_failed {

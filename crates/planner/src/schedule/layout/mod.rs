@@ -105,7 +105,6 @@ pub fn pack(lifetimes: &[Lifetime], within: &Shelf<'_>, effort: &Effort<'_>) -> 
         return packing(
             local_search::repair(
                 &mut best_fit,
-                &blocks,
                 (target, stop),
                 order,
                 best,
@@ -133,7 +132,6 @@ pub fn pack(lifetimes: &[Lifetime], within: &Shelf<'_>, effort: &Effort<'_>) -> 
     }
     let best = local_search::repair(
         &mut best_fit,
-        &blocks,
         (target, stop),
         order,
         best,

@@ -62,7 +62,6 @@ pub(super) fn complete(
     let placement = best_fit.place(&order, meter)?;
     let placement = local_search::repair(
         &mut best_fit,
-        blocks,
         (capacity, capacity),
         order,
         placement,
