@@ -6,6 +6,7 @@
 mod program;
 
 mod analyze;
+mod answers;
 #[cfg(target_os = "linux")] // other shells limit a process otherwise
 mod bounded_reading;
 mod capuchin;
