@@ -255,3 +255,14 @@ def test_the_loss_of_one_shape_is_a_guide_for_others():
     assert second.loss.memory.between * 2 == pytest.approx(first.loss.memory.between, rel=0.1)
     # Of three tensors, one is the gradient, and one takes the place of the outputs, which the loop let go.
     assert first.loss.memory.between == pytest.approx(4 * ROWS * CLASSES, rel=0.1)
+
+
+def test_what_a_declared_loss_takes_beyond_that_is_named():
+    inputs, targets = torch.randn(ROWS, 64), torch.randn(ROWS, 256)
+    network = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 256))
+    least = tightfit.plan(network, (inputs,), "min", loss_memory=1024)
+    model = tightfit.compile(network, least.peak, loss_memory=1024)
+    outputs = model(inputs)
+    with pytest.warns(RuntimeWarning, match="not the 1,024 of loss_memory") as caught:
+        functional.mse_loss(outputs, targets).backward()
+    assert "planned for from now on" in str(caught[0].message)

@@ -53,7 +53,7 @@ def seconds(time: float | None) -> str:
 def figures(plan: Any) -> list[tuple[str, str, str]]:
     """What a plan holds and takes beside what the step does as captured, as rows of a label and two figures."""
     gap = "nothing is proven" if plan.bound_seconds is None else \
-        f"{(plan.seconds - plan.bound_seconds) / plan.unplanned_seconds:.2%}" if plan.unplanned_seconds else "–"
+        f"{max(plan.seconds - plan.bound_seconds, 0.0) / plan.unplanned_seconds:.2%}" if plan.unplanned_seconds else "–"
     again = plan.recomputed if isinstance(plan.recomputed, int) else len(plan.recomputed)
     measured = getattr(plan, "measured_peak", None)
     return [

@@ -123,12 +123,13 @@ impl Moves {
     }
 }
 
-/// What a step takes more than the unplanned one, as a share of that.
+/// What a step takes more than the unplanned one, as a share of that. The same calls in another
+/// order may add up to a last digit less.
 pub fn overhead(step: Seconds, unplanned: Seconds) -> f64 {
-    if unplanned.0 > 0.0 { step.0 / unplanned.0 - 1.0 } else { 0.0 }
+    if unplanned.0 > 0.0 { (step.0 / unplanned.0 - 1.0).max(0.0) } else { 0.0 }
 }
 
 /// A share of a step; of one that takes no time there are none.
 pub fn share(part: Seconds, of: Seconds) -> f64 {
-    if of.0 > 0.0 { part.0 / of.0 } else { 0.0 }
+    if of.0 > 0.0 { (part.0 / of.0).max(0.0) } else { 0.0 }
 }

@@ -93,6 +93,9 @@ impl<'a> Meter<'a> {
     /// How long untimed work may go on after a chosen deadline: half of what a search may be late.
     const GRACE: Seconds = Seconds(0.15);
 
+    /// What a look at a run takes: addresses for a sequence, or its simulation.
+    const LOOK: Seconds = Seconds(2.5e-6);
+
     /// Starts now.
     pub fn new(effort: &'a Effort<'a>) -> Meter<'a> {
         Meter {
@@ -148,6 +151,17 @@ impl<'a> Meter<'a> {
             ignores_interruptions: true,
             ..self.clone()
         }
+    }
+
+    /// The same, ending only a little later where somebody chose the deadline: for what turns a
+    /// refusal into a plan. A look at each of so many runs may come on top.
+    pub fn with_grace(&self, runs: usize) -> Meter<'a> {
+        let late = self.effort.deadline.0 + Self::GRACE.0 + runs as f64 * Self::LOOK.0;
+        let deadline = match self.effort.has_chosen_deadline() {
+            true => Some(Seconds(late)),
+            false => None,
+        };
+        Meter { limit: u64::MAX, deadline, ..self.clone() }
     }
 
     /// The same, with a deadline that does not count before so much more work is done.

@@ -260,19 +260,26 @@ class Step:
         if is_whole and len(sections) == 3:
             loss = sections[0] if tally.before is None else tally.before.then(sections[0])
             tally.sections += [loss, sections[1]]
+            assumed = self.loss.memory.kept
             self.loss.counted(tally, loss)
             self._know_loss()
             peak, at = tally.peak()
-            self._warn(peak, ("forward pass", _LOSS, "backward pass")[at])
+            # What a loss keeps is there during the backward pass, too.
+            learned = self.loss.memory.kept - assumed if at == 2 else peak if at == 1 else 0
+            self._warn(peak, ("forward pass", _LOSS, "backward pass")[at], learned)
 
-    def _warn(self, peak: int, at: str) -> None:
+    def _warn(self, peak: int, at: str, learned: int) -> None:
+        """Warns, once, of a step that held so much. Of that, this many bytes are the loss's, and known only now."""
         budget = self.settings.budget
         if budget is None or peak <= budget or self._has_warned:
             return
         self._has_warned = True
-        learned = at == _LOSS
-        more = (f". What this loss takes ({sum(astuple(self.loss.memory)):,} bytes besides the outputs' gradients) is planned for from now on; with "
-                "loss=… the loss is captured, and part of the first plan too" if learned else "; please report this model")
+        more = "; please report this model"
+        if peak - learned <= budget:
+            declared = self.loss.declared
+            instead = "" if declared is None else f", not the {declared:,} of loss_memory"
+            more = (f". What this loss takes ({sum(astuple(self.loss.memory)):,} bytes besides the outputs' gradients{instead}) is "
+                    "planned for from now on; with loss=… the loss is captured, and part of the first plan too")
         warnings.warn(f"a step of {self.name} held {peak:,} bytes, {peak - budget:,} more than the budget of {budget:,}, in its "
                       f"{at}{more}", RuntimeWarning, stacklevel=2)
 
@@ -563,7 +570,7 @@ class Step:
                 and _with(plan, 0).held.peak + beside_plan <= self.settings.budget:
             # That was during the loss, which is over.
             if pending.tally is None:
-                self._warn(total, _LOSS)
+                self._warn(total, _LOSS, total)
             return
         if total > self.settings.budget:
             reasons = {**others, "parameters and buffers that this call does not use": self.outside, "reserve": self.reserve}

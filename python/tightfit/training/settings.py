@@ -84,7 +84,12 @@ def budget_bytes(given: Any) -> int | None:
     if isinstance(given, str) and given.strip().endswith("%"):
         raise OptionError(f"budget={given!r} is a share, and what it is a share of is known only once the step was captured; "
                           "write an int of bytes, text such as \"6GiB\" or \"2.5GB\", or \"min\" for the smallest")
-    return None if given == "min" else size(given, "budget", or_else=", or \"min\"")
+    if given == "min":
+        return None
+    budget = size(given, "budget", or_else=", or \"min\"")
+    if budget == 0:
+        raise OptionError(f"budget={given!r} has no room for anything; write the bytes that a step may hold, or \"min\" for the smallest")
+    return budget
 
 
 def size(given: Any, name: str, *, or_else: str = "") -> int:

@@ -10,7 +10,7 @@ use tightfit::schedule::{Instruction, Schedule};
 use tightfit::units::Bytes;
 use tightfit_engine::{Budget, Dataset, FittedGraph, FittedStep, Step, step};
 
-use crate::figures::smallest;
+use crate::figures::{overhead, smallest};
 use crate::{output, places};
 
 /// Prints them, for the budget that was asked for.
@@ -61,7 +61,7 @@ pub fn announce(
             region.tensor_bytes()
         )?;
     }
-    let overhead = timeline.seconds.0 / unplanned.timeline().seconds.0 - 1.0;
+    let overhead = overhead(timeline.seconds, unplanned.timeline().seconds);
     row!(
         "recomputed",
         format!("{} calls", schedule.recomputed()),

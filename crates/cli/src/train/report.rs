@@ -12,6 +12,7 @@ use super::placement::Placed;
 use super::profile::{self, Row};
 use super::replan::Refined;
 use super::resident::Resident;
+use crate::figures::overhead;
 use crate::output;
 
 /// A run that has ended.
@@ -52,7 +53,7 @@ impl Outcome<'_> {
 
     /// What the plan takes more than the unplanned step, as predicted.
     fn predicted_overhead(&self) -> f64 {
-        self.predicted().0 / self.planned.training.unplanned.timeline().seconds.0 - 1.0
+        overhead(self.predicted(), self.planned.training.unplanned.timeline().seconds)
     }
 
     /// A measured step as a multiple of the predicted one.

@@ -106,13 +106,14 @@ impl SmallestSlab<'_, '_> {
         })
     }
 
-    /// A look at each, then the lowest in earnest.
+    /// A look at each, then the lowest in earnest; no further one if it is too late for that.
     fn of_search(&self, best: Option<&Laid>, plans: Vec<Plan>) -> Option<Laid> {
+        let grace = self.meter.with_grace(self.order.len());
         let lowest = plans.first().cloned().map(|plan| (plan, 1.0));
         plans.into_iter().map(|plan| (plan, LOOK)).chain(lowest).fold(
             best.cloned(),
             |best, (plan, share)| {
-                if self.is_hopeless(&best, &plan) {
+                if self.is_hopeless(&best, &plan) || best.is_some() && grace.is_over() {
                     return best;
                 }
                 let rest = self.rest(share);
@@ -141,22 +142,31 @@ impl SmallestSlab<'_, '_> {
             Some(self.better(best, (self.lay_out(plan, effort), plan.clone())))
         };
         let clock = self.meter.effort().clock;
+        let grace = self.meter.with_grace(self.order.len());
+        let is_too_late = |best: &Option<Laid>| best.is_some() && grace.is_over();
         for plan in offered {
             let peak = self.peak(&plan).0;
             let must_wait =
                 || !self.meter.has_deadline() || lowest_offered.load(Ordering::Relaxed) < peak;
-            if !must_wait() {
+            let waits = must_wait() || is_too_late(&best);
+            if !waits {
                 let impatient = || if must_wait() { Seconds(f64::INFINITY) } else { clock() };
                 best = lay_out(&plan, best, Effort { clock: &impatient, ..self.rest(1.0) });
             }
-            if must_wait() {
+            if waits || must_wait() {
                 waiting.push(plan);
             }
         }
         waiting.sort_by_key(|plan| self.peak(plan));
-        // The lowest had its floor; these have only what time is left.
+        // The lowest had its floor; these have only what time is left. If none is, the lowest of
+        // them gets addresses all the same.
         let without_floor = || self.meter.round(self.meter.effort().work, 1.0);
-        waiting.iter().fold(best, |best, plan| lay_out(plan, best, without_floor()))
+        waiting.iter().enumerate().fold(best, |best, (number, plan)| {
+            match number > 0 && is_too_late(&best) {
+                true => best,
+                false => lay_out(plan, best, without_floor()),
+            }
+        })
     }
 
     /// The smallest slab for a plan, or one that is small enough.

@@ -41,7 +41,7 @@ pub struct RankFigures {
     pub budget: Bytes,
     /// The part of it that is not the slab's.
     pub reserve: Reserve,
-    /// What it runs in.
+    /// The slab that its plan takes.
     pub slab: Bytes,
     /// The most bytes of the slab that are used.
     pub high_water: Bytes,
@@ -73,7 +73,7 @@ impl RankFigures {
             kept: graph.static_bytes(),
             budget: training.budget,
             reserve: training.reserve,
-            slab: training.slab(),
+            slab: training.fitted.schedule().slab,
             high_water: plan.high_water(),
             peak: plan.peak(),
             recomputed: training.fitted.schedule().recomputed(),

@@ -358,11 +358,13 @@ impl Search<'_> {
         known.sort_by_key(|&(extra, _)| extra);
         known.dedup();
         let (meter, least_looks) = (Meter::new(effort), self.least_looks());
+        let grace = meter.with_grace(self.given.len());
         for (number, (extra, runs)) in known.into_iter().take(MOST_LAST).enumerate() {
             let plan = Plan::of_runs(Planner::Auto, runs.to_vec());
             let floor = if number < FASTEST { self.floor_of_addresses() } else { 0 };
             let effort = &Effort { floor, ..meter.round(effort.work, 1.0) };
             if number >= least_looks && meter.is_late()
+                || number > 0 && grace.is_over()
                 || !taker.wants(extra)
                 || taker.offer(extra, &plan, effort).is_ok()
             {
@@ -423,12 +425,14 @@ impl Search<'_> {
     /// first, until one is taken.
     fn offer_known<T>(&mut self, budget: Bytes, taker: &mut Taker<'_, T>, effort: &Effort<'_>) {
         let (meter, least_looks) = (Meter::new(effort), self.least_looks());
+        let grace = meter.with_grace(self.given.len());
         for (number, plan) in self.within(budget).enumerate() {
             let extra = self.extra(&plan.runs());
             if taker.refused.contains(&extra) {
                 continue;
             }
             if number >= least_looks && meter.is_late()
+                || number > 0 && grace.is_over()
                 || !taker.wants(extra)
                 || taker.offer(extra, &plan, effort).is_ok()
             {
