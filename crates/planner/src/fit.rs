@@ -21,10 +21,9 @@ use crate::effort::{Effort, Meter};
 use crate::fit::smallest::{Laid, SmallestSlab};
 use crate::goal::Goal;
 use crate::graph::Graph;
-use crate::id::NodeId;
 use crate::machine::Route;
 use crate::plan::{
-    self, BoundOrder, Infeasible, NotFound, Plan, PlanError, Planner, Search, spread,
+    self, BoundOrder, Infeasible, Instance, NotFound, Plan, PlanError, Planner, Search, spread,
 };
 use crate::profile::Profile;
 use crate::schedule::{Instruction, Lowering, Residents, Schedule, lower};
@@ -136,9 +135,7 @@ const LOWEST_BY_RULE: f64 = 0.55;
 
 /// A planner that is asked for one budget after another, and remembers what it found.
 pub struct BudgetedPlanner<'a> {
-    graph: &'a Graph,
-    profile: &'a Profile,
-    order: &'a [NodeId],
+    instance: Instance<'a>,
     planner: Planner,
     /// What the budget planner remembers.
     search: Option<Search<'a>>,
@@ -147,22 +144,17 @@ pub struct BudgetedPlanner<'a> {
 }
 
 impl<'a> BudgetedPlanner<'a> {
-    /// A planner for the nodes of `order`.
-    pub fn new(
-        graph: &'a Graph,
-        profile: &'a Profile,
-        order: &'a [NodeId],
-        planner: Planner,
-    ) -> BudgetedPlanner<'a> {
-        let search = (planner == Planner::Auto).then(|| Search::new(graph, profile, order));
-        BudgetedPlanner { graph, profile, order, planner, search, proven: Vec::new() }
+    /// Nothing is known yet.
+    pub fn new(instance: Instance<'a>, planner: Planner) -> BudgetedPlanner<'a> {
+        let search = (planner == Planner::Auto).then(|| Search::new(instance));
+        BudgetedPlanner { instance, planner, search, proven: Vec::new() }
     }
 
     /// What no schedule within a budget beats, as far as the planner knows.
     pub fn bound(&self, budget: Bytes) -> Option<Bound> {
         if self.route().is_some() {
             let proven = self.proven.iter().filter(|&&(within, _)| budget <= within);
-            let total = self.profile.total(self.order);
+            let total = self.instance.seconds();
             return Some(Bound::of_moves(proven.fold(total, |most, &(_, least)| most.max(least))));
         }
         let seconds = self.search.as_ref()?.bound(budget)?;
@@ -171,7 +163,7 @@ impl<'a> BudgetedPlanner<'a> {
 
     /// The way over which its plans may move what they hold.
     fn route(&self) -> Option<Route> {
-        self.profile.hierarchy.main_route().filter(|_| self.planner.moves())
+        self.instance.route().filter(|_| self.planner.moves())
     }
 
     /// A schedule within the budget, and how long the first plan took.
@@ -186,7 +178,7 @@ impl<'a> BudgetedPlanner<'a> {
         let result = found.map_err(FitError::from).and_then(|schedule| {
             let bound = self.bound(budget).or_else(|| self.bound_of(&schedule, budget, &meter));
             let adopted = self.adopted(&schedule);
-            let fitted = checked(self.graph, self.profile, schedule, bound)?;
+            let fitted = checked(self.instance.graph, self.instance.profile, schedule, bound)?;
             Ok(Fitted { adopted, ..fitted })
         });
         (result, first)
@@ -273,18 +265,18 @@ impl<'a> BudgetedPlanner<'a> {
     ) -> Result<Schedule, Bytes> {
         let residents = terms.residents;
         let task = Lowering { residents, effort, ..Lowering::to(Goal::Within(budget)) };
-        let spread = spread(self.graph, self.profile, plan, budget);
+        let spread = spread(self.instance.graph, self.instance.profile, plan, budget);
         if spread != *plan {
-            let schedule = lower(self.graph, self.profile, &spread, &task);
+            let schedule = lower(self.instance.graph, self.instance.profile, &spread, &task);
             if schedule.slab <= budget {
                 return Ok(schedule);
             }
         }
-        let schedule = lower(self.graph, self.profile, plan, &task);
+        let schedule = lower(self.instance.graph, self.instance.profile, plan, &task);
         if schedule.slab <= budget {
             return Ok(schedule);
         }
-        let peak = plan::simulate_plan(self.graph, self.profile, plan).curve.peak;
+        let peak = plan::simulate_plan(self.instance.graph, self.instance.profile, plan).curve.peak;
         Err(schedule.slab - peak)
     }
 
@@ -298,9 +290,9 @@ impl<'a> BudgetedPlanner<'a> {
     ) -> Result<Option<Schedule>, PlanError> {
         let mut target = budget;
         loop {
-            let &BudgetedPlanner { graph, profile, order, planner, .. } = self;
+            let &BudgetedPlanner { instance, planner, .. } = self;
             let mut turn = meter.until(part);
-            let plan = plan::plan_within(graph, profile, order, target, planner, &mut turn);
+            let plan = plan::plan_within(instance, target, planner, &mut turn);
             meter.spend(turn.spent() - meter.spent());
             let plan = match plan {
                 Ok(plan) => plan,
@@ -314,10 +306,11 @@ impl<'a> BudgetedPlanner<'a> {
             let lay = |limit: Bytes, until: f64| {
                 let effort = meter.rest_until(until);
                 let task = Lowering { residents, effort, ..Lowering::to(Goal::Within(limit)) };
-                lower(self.graph, self.profile, &plan, &task)
+                lower(self.instance.graph, self.instance.profile, &plan, &task)
             };
             let schedule = lay(budget, part);
-            let peak = plan::simulate_plan(self.graph, self.profile, &plan).curve.peak;
+            let peak =
+                plan::simulate_plan(self.instance.graph, self.instance.profile, &plan).curve.peak;
             if schedule.slab <= budget {
                 // Addresses that fit may be spread out all the same.
                 let compact = Bytes((peak.0 as f64 * COMPACT) as u64);
@@ -342,18 +335,17 @@ impl<'a> BudgetedPlanner<'a> {
         residents: &Residents,
         meter: &Meter<'_>,
     ) -> PlanError {
-        let &BudgetedPlanner { graph, profile, order, planner, .. } = self;
+        let &BudgetedPlanner { instance, planner, .. } = self;
         let slab = |plan: &Plan, least: Bytes| least.max(self.slab(plan, least, residents, meter));
         let mut reached = slab(&proof.plan, proof.reached);
         loop {
             let mut turn = meter.until(1.0);
-            let larger = match plan::plan_within(graph, profile, order, reached, planner, &mut turn)
-            {
+            let larger = match plan::plan_within(instance, reached, planner, &mut turn) {
                 Ok(plan) => slab(&plan, reached),
                 Err(PlanError::Infeasible(above)) => slab(&above.plan, above.reached),
                 // Time is up; what recomputes nothing needs no choice.
                 Err(_) => {
-                    reached = slab(&Plan::of_runs(planner, order.to_vec()), reached);
+                    reached = slab(&Plan::of_runs(planner, instance.order.to_vec()), reached);
                     break;
                 }
             };
@@ -369,7 +361,7 @@ impl<'a> BudgetedPlanner<'a> {
     fn slab(&self, plan: &Plan, limit: Bytes, residents: &Residents, meter: &Meter<'_>) -> Bytes {
         let effort = meter.rest_until(1.0);
         let task = Lowering { residents, effort, ..Lowering::to(Goal::Within(limit)) };
-        lower(self.graph, self.profile, plan, &task).slab
+        lower(self.instance.graph, self.instance.profile, plan, &task).slab
     }
 
     /// What no schedule beats that runs everything for the first time in the order of this one, if
@@ -382,19 +374,14 @@ impl<'a> BudgetedPlanner<'a> {
             | Instruction::Start(_)
             | Instruction::Wait(_) => None,
         });
-        let order =
-            if runs.eq(self.order.iter().copied()) { BoundOrder::Given } else { BoundOrder::Any };
+        let order = if runs.eq(self.instance.order.iter().copied()) {
+            BoundOrder::Given
+        } else {
+            BoundOrder::Any
+        };
         let effort = meter.rest_until((meter.share() + BOUND).min(1.0));
         let known = schedule.runs();
-        let seconds = plan::lower_bound(
-            self.graph,
-            self.profile,
-            self.order,
-            order,
-            budget,
-            &known,
-            &effort,
-        )?;
+        let seconds = plan::lower_bound(self.instance, order, budget, &known, &effort)?;
         Some(Bound::of_runs(seconds, order))
     }
 
@@ -420,7 +407,7 @@ impl<'a> BudgetedPlanner<'a> {
             Box::new(self.proof(below, (schedule.clone(), plan)))
         });
         let adopted = self.adopted(&schedule);
-        let fitted = checked(self.graph, self.profile, schedule, None)?;
+        let fitted = checked(self.instance.graph, self.instance.profile, schedule, None)?;
         Ok(Fitted { limit, adopted, ..fitted })
     }
 
@@ -436,7 +423,7 @@ impl<'a> BudgetedPlanner<'a> {
 
     /// The smallest budget known to be feasible is that of the smallest slab.
     fn proof(&self, budget: Bytes, (schedule, plan): Laid) -> Infeasible {
-        let proof = Infeasible::new(self.graph, self.profile, budget, plan);
+        let proof = Infeasible::new(self.instance, budget, plan);
         let least = self.search.as_ref().filter(|_| self.route().is_none());
         let least = least.map_or(Bytes::ZERO, Search::least_budget);
         let needed = proof.needed.max(least);
@@ -450,11 +437,11 @@ impl<'a> BudgetedPlanner<'a> {
         residents: &Residents,
         meter: &Meter<'_>,
     ) -> Result<Laid, PlanError> {
-        let &BudgetedPlanner { graph, profile, order, planner, .. } = self;
+        let &BudgetedPlanner { instance, planner, .. } = self;
         // As if nothing had been asked for before.
         let mut anew = meter.above(meter.effort().floor);
-        let plan = plan::smallest(graph, profile, order, planner, &mut anew)?;
-        let slab = SmallestSlab { graph, profile, order, residents, enough, meter };
+        let plan = plan::smallest(instance, planner, &mut anew)?;
+        let slab = SmallestSlab { instance, residents, enough, meter };
         Ok((slab.lay_out(&plan, slab.rest(1.0)), plan))
     }
 }

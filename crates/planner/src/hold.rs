@@ -12,7 +12,7 @@ use crate::fit::{Bound, FitError};
 use crate::goal::Goal;
 use crate::graph::Graph;
 use crate::id::NodeId;
-use crate::plan::{self, BoundOrder, LOWEST, Plan, PlanError, Planner, Search};
+use crate::plan::{self, BoundOrder, Instance, LOWEST, Plan, PlanError, Planner, Search};
 use crate::profile::Profile;
 use crate::schedule::{Lowering, Schedule, lower};
 use crate::timeline::Timeline;
@@ -79,19 +79,19 @@ pub fn hold(
     effort: &Effort<'_>,
 ) -> Result<Held, FitError> {
     let order = plan::base_order(graph, profile);
-    let peak = |plan: &Plan| plan::simulate(graph, profile, &plan.runs()).curve.peak;
-    let mut search = (planner == Planner::Auto).then(|| Search::new(graph, profile, &order));
+    let instance = Instance::new(graph, profile, &order);
+    let mut search = (planner == Planner::Auto).then(|| Search::new(instance));
     let meter = &mut Meter::new(effort);
     let Goal::Within(budget) = goal else {
         let plan = match &mut search {
             Some(search) => search.lowest(&meter.round(effort.work, LOWEST)),
-            None => plan::smallest(graph, profile, &order, planner, meter)?,
+            None => plan::smallest(instance, planner, meter)?,
         };
-        return checked(graph, profile, &plan, (peak(&plan), None));
+        return checked(graph, profile, &plan, (instance.peak(&plan.runs()), None));
     };
     let plan = match &mut search {
         Some(search) => search.fastest(budget, effort).map_err(PlanError::Infeasible)?,
-        None => plan::plan_within(graph, profile, &order, budget, planner, meter)?,
+        None => plan::plan_within(instance, budget, planner, meter)?,
     };
     let bound = search.and_then(|search| search.bound(budget));
     let bound = bound.map(|seconds| Bound::of_runs(seconds, BoundOrder::Any));

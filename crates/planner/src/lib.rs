@@ -197,7 +197,7 @@ use check::Violation;
 use effort::Effort;
 use fit::{BudgetedPlanner, Terms, checked};
 use graph::Graph;
-use plan::Planner;
+use plan::{Instance, Planner};
 use profile::Profile;
 use schedule::{Lowering, Residents, lower};
 use units::{Bytes, Seconds};
@@ -258,8 +258,9 @@ pub struct FittedPoint {
 /// [`FitError::Violation`] where the checker refuses the schedule, which is a bug of this crate.
 pub fn fit(graph: &Graph, profile: &Profile, request: &Request<'_>) -> Result<Fitted, FitError> {
     let order = plan::base_order(graph, profile);
+    let instance = Instance::new(graph, profile, &order);
     let &Request { goal, planner, residents, ref effort } = request;
-    let mut planner = BudgetedPlanner::new(graph, profile, &order, planner);
+    let mut planner = BudgetedPlanner::new(instance, planner);
     let terms = Terms { residents, effort };
     match goal {
         Goal::Within(budget) => planner.fit(budget, terms).0,
@@ -279,8 +280,9 @@ pub fn frontier(
     request: &Request<'_>,
 ) -> Vec<FittedPoint> {
     let order = plan::base_order(graph, profile);
+    let instance = Instance::new(graph, profile, &order);
     let &Request { planner, residents, ref effort, .. } = request;
-    let mut budgeted = BudgetedPlanner::new(graph, profile, &order, planner);
+    let mut budgeted = BudgetedPlanner::new(instance, planner);
     let mut fastest = known;
     let mut points = Vec::with_capacity(budgets.len());
     for &budget in budgets {

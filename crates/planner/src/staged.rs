@@ -19,7 +19,7 @@ use crate::pipeline::{
     Action, Division, Layer, Leeway, Performed, PipelineError, RankInTime, Ranks, Simulated,
     assign, ranks, together,
 };
-use crate::plan::{Planner, base_order, needed};
+use crate::plan::{Instance, Planner, base_order, needed};
 use crate::profile::Profile;
 use crate::schedule::Residents;
 use crate::units::{Bytes, Seconds};
@@ -153,7 +153,8 @@ impl TensorPlanning<'_> {
             let budget = self.devices.budget.saturating_sub(beside);
             let profile = &profiles[rank];
             let order = base_order(graph, profile);
-            let mut planner = BudgetedPlanner::new(graph, profile, &order, self.planner);
+            let instance = Instance::new(graph, profile, &order);
+            let mut planner = BudgetedPlanner::new(instance, self.planner);
             let terms = Terms { residents: Residents::none(), effort: &self.effort };
             let found =
                 planner.fit(budget, terms).0.map_err(|error| TensorPlanningError::Rank {

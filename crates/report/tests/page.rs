@@ -11,7 +11,7 @@ use tightfit::effort::Effort;
 use tightfit::graph::{self, Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::id::DEVICE;
 use tightfit::machine::{Link, Machine, Tier};
-use tightfit::plan::Planner;
+use tightfit::plan::{Instance, Planner};
 use tightfit::profile::Profile;
 use tightfit::schedule::{Lowering, Schedule, lower};
 use tightfit::tensor::DType;
@@ -356,10 +356,9 @@ fn tiered() -> Steps {
     let unplanned = tightfit::unplanned(&graph, &profile).unwrap();
     // Plans in which nothing has to wait would show less.
     let order = tightfit::plan::base_order(&graph, &profile);
+    let instance = Instance::new(&graph, &profile, &order);
     let peak = unplanned.timeline().peak;
-    let plan =
-        tightfit::plan::plan(&graph, &profile, &order, Bytes(peak.0 * 7 / 10), Planner::Offload)
-            .unwrap();
+    let plan = tightfit::plan::plan(instance, Bytes(peak.0 * 7 / 10), Planner::Offload).unwrap();
     let mut schedule = lower(&graph, &profile, &plan, &Lowering::to(Goal::Within(peak)));
     schedule.budget = schedule.slab;
     let timeline = check(&graph, &profile, &schedule, schedule.slab).unwrap();

@@ -26,10 +26,9 @@ impl BudgetedPlanner<'_> {
         first: &mut Option<Seconds>,
     ) -> Result<Schedule, PlanError> {
         let (found, proven) = std::thread::scope(|scope| {
-            let &mut BudgetedPlanner { graph, profile, order, .. } = self;
+            let instance = self.instance;
             let effort = meter.round(terms.effort.work, PROOF);
-            let prove =
-                move || plan::lower_bound_with_moves(graph, profile, order, budget, &effort);
+            let prove = move || plan::lower_bound_with_moves(instance, budget, &effort);
             let prover = Aside::begin(scope, prove);
             let found = self.found(budget, meter, terms, first);
             // A thread that panicked leaves a weaker bound, and its message.
@@ -49,12 +48,11 @@ impl BudgetedPlanner<'_> {
         terms: Terms<'_>,
         first: &mut Option<Seconds>,
     ) -> Result<Schedule, Box<Laid>> {
-        let &BudgetedPlanner { graph, profile, order, .. } = self;
-        let tiered = Tiered { graph, profile, order, residents: terms.residents, route };
+        let tiered = Tiered { instance: self.instance, residents: terms.residents, route };
         // What another schedule has away cannot stay.
         let is_possible = terms.residents.below.is_empty() && budget >= search.least_budget();
         let seconds = |schedule: &Schedule| tiered.seconds(schedule);
-        let least = profile.total(order).0;
+        let least = self.instance.seconds().0;
         // One that takes no longer than all first runs is enough: nobody looks further. Without a
         // deadline the same seed has to give the same schedule, whoever is first.
         let is_done = AtomicBool::new(false);
@@ -118,8 +116,7 @@ impl BudgetedPlanner<'_> {
         terms: Terms<'_>,
         meter: &Meter<'_>,
     ) -> Schedule {
-        let &BudgetedPlanner { graph, profile, order, .. } = self;
-        let tiered = Tiered { graph, profile, order, residents: terms.residents, route };
+        let tiered = Tiered { instance: self.instance, residents: terms.residents, route };
         let known = self.lowest_without_moves(search, terms.residents, meter);
         let (smallest, _) = tiered.smallest(search, known, Bytes::ZERO, meter);
         let slab = smallest.slab;

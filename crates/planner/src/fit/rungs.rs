@@ -28,11 +28,11 @@ impl BudgetedPlanner<'_> {
         residents: &Residents,
         meter: &Meter<'_>,
     ) -> Laid {
-        let &BudgetedPlanner { graph, profile, order, .. } = self;
+        let instance = self.instance;
         let meter = meter.uncounted();
         let mut anew = search.anew();
         let mut peers = None;
-        let mut work = FIRST_ROUND * order.len().max(1) as u64;
+        let mut work = FIRST_ROUND * instance.order.len().max(1) as u64;
         let all = meter.effort().work.max(work);
         let mut best: Option<Laid> = None;
         let best = loop {
@@ -43,9 +43,7 @@ impl BudgetedPlanner<'_> {
             };
             let effort = meter.round(work.min(all), 1.0);
             let slab = SmallestSlab {
-                graph,
-                profile,
-                order,
+                instance,
                 residents,
                 enough,
                 meter: &Meter::new(&effort).until(LOWEST),
@@ -77,7 +75,8 @@ impl BudgetedPlanner<'_> {
         is_first: bool,
     ) -> Laid {
         let (budget, plan) = (known.0.slab, known.1.clone());
-        let rank = |(schedule, plan): &Laid| (schedule.slab, self.profile.total(&plan.runs()).0);
+        let rank =
+            |(schedule, plan): &Laid| (schedule.slab, self.instance.profile.total(&plan.runs()).0);
         let mut smallest = known;
         let mut take = |plan: &Plan, effort: &Effort<'_>| {
             let laid = (self.packed(plan, budget, terms, effort)?, plan.clone());

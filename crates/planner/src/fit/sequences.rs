@@ -9,11 +9,10 @@ use std::cmp::Ordering;
 
 use crate::analysis::{Motion, Move, liveness_with, memory_curve};
 use crate::effort::Meter;
-use crate::graph::Graph;
 use crate::id::{LaneId, NodeId, StorageId};
 use crate::machine::{Link, Route};
 use crate::plan::offload::{Crossing, Home, Offloaded, Offloading};
-use crate::plan::{self, Plan, Planner, Search, simulate};
+use crate::plan::{self, Instance, Plan, Planner, Search};
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
 
@@ -49,9 +48,7 @@ const INSTANT: f64 = 1e15;
 
 /// What sequences with moves are looked for with.
 pub struct Sequences<'a> {
-    pub graph: &'a Graph,
-    pub profile: &'a Profile,
-    pub order: &'a [NodeId],
+    pub instance: Instance<'a>,
     pub route: Route,
     /// What is settled of each storage.
     pub home: &'a dyn Fn(StorageId) -> Home,
@@ -145,8 +142,9 @@ impl Leg {
 impl Sequences<'_> {
     /// A sequence whose storages may be away.
     pub fn offloading<'s>(&'s self, runs: &'s [NodeId]) -> Offloading<'s> {
-        let Sequences { graph, profile, route, home, taken, crossing, .. } = *self;
-        Offloading::with_homes(graph, profile, runs, route, home, taken).with_crossing(crossing)
+        let Sequences { instance, route, home, taken, crossing, .. } = *self;
+        Offloading::with_homes(instance.graph, instance.profile, runs, route, home, taken)
+            .with_crossing(crossing)
     }
 
     /// Sequences of which the one with the smallest peak is sought: the step as it stands, what is
@@ -157,9 +155,10 @@ impl Sequences<'_> {
         known: Option<&Plan>,
         meter: &Meter<'_>,
     ) -> Vec<Vec<NodeId>> {
-        let mut sequences = vec![self.order.to_vec()];
+        let mut sequences = vec![self.instance.order.to_vec()];
         sequences.extend(known.map(Plan::runs));
-        let lowest = search.lowest(&meter.round(self.order.len() as u64 * WORK_OF_A_LEVEL, SEARCH));
+        let lowest =
+            search.lowest(&meter.round(self.instance.order.len() as u64 * WORK_OF_A_LEVEL, SEARCH));
         sequences.push(lowest.runs());
         sequences
     }
@@ -176,15 +175,15 @@ impl Sequences<'_> {
         bracket: &mut Bracket,
         meter: &mut Meter<'_>,
     ) -> Vec<Candidate> {
-        let peak = simulate(self.graph, self.profile, self.order).curve.peak;
-        let work = self.order.len() as u64 * WORK_OF_A_LEVEL;
+        let peak = self.instance.peak(self.instance.order);
+        let work = self.instance.order.len() as u64 * WORK_OF_A_LEVEL;
         // The level of the step as it stands.
         let whole = peak.saturating_sub(budget).0 as f64 / self.hidden();
         // The fastest where they are in time.
         let mut fastest = 0.0;
         let mut found = Vec::new();
-        let program = self.graph.compute_nodes();
-        if bracket.tries_program && program != self.order {
+        let program = self.instance.graph.compute_nodes();
+        if bracket.tries_program && program != self.instance.order {
             // It may hold more, and suit the lanes better. What cannot be moved to this budget may
             // be to a larger one.
             let moved = self.moved(program, budget, meter);
@@ -198,7 +197,7 @@ impl Sequences<'_> {
             let effort = meter.round(work, of_left(OF_A_LOOK, meter));
             meter.spend(work);
             let runs = match bytes >= peak {
-                true => Some(self.order.to_vec()),
+                true => Some(self.instance.order.to_vec()),
                 // One that knows a plan for less looks less for another.
                 false => search.anew().plan(bytes, &effort).plan.map(|plan| plan.runs()),
             };
@@ -216,7 +215,7 @@ impl Sequences<'_> {
             }
             let is_in_time = moved.as_ref().is_some_and(|Candidate { runs, offloaded }| {
                 let seconds = offloaded.seconds.0;
-                let total = self.profile.total(runs).0;
+                let total = self.instance.profile.total(runs).0;
                 seconds < fastest || seconds <= total * (1.0 + IN_TIME)
             });
             match &moved {
@@ -259,8 +258,9 @@ impl Sequences<'_> {
 
     /// The most bytes that transfers hide behind the runs of a step.
     fn hidden(&self) -> f64 {
-        let seconds = |lane: LaneId| 1.0 / self.profile.hierarchy.lanes[lane].link.bandwidth;
-        let step = self.profile.total(self.order).0;
+        let seconds =
+            |lane: LaneId| 1.0 / self.instance.profile.hierarchy.lanes[lane].link.bandwidth;
+        let step = self.instance.seconds().0;
         let bytes = step / (seconds(self.route.out) + seconds(self.route.back));
         bytes.clamp(1.0, Bytes::LIMIT.0 as f64)
     }
@@ -276,7 +276,8 @@ impl Sequences<'_> {
     /// A little more is moved than has to be, so that there is room for less recomputation; what
     /// moves then is chosen anew.
     fn recompute_less(&self, best: &mut Candidate, leg: Leg, meter: &mut Meter<'_>) {
-        let (graph, profile, hidden) = (self.graph, self.profile, self.hidden());
+        let (_graph, _profile, hidden) =
+            (self.instance.graph, self.instance.profile, self.hidden());
         let budget = leg.budget;
         let work = leg.work(&best.runs, meter);
         let mut spares = SPARE.iter();
@@ -293,7 +294,7 @@ impl Sequences<'_> {
             let away = self.away(&best.runs, &moved);
             meter.spend(work);
             let effort = meter.round(work, LEG);
-            let runs = plan::relieved(graph, profile, &best.runs, &away, budget, &effort);
+            let runs = plan::relieved(self.instance, &best.runs, &away, budget, &effort);
             let next = self.moved_in(leg, &runs, budget, meter);
             if best.improve(runs, next) {
                 spares = SPARE.iter();
@@ -317,7 +318,7 @@ impl Sequences<'_> {
     /// One storage: those first whose transfers take the longest in comparison. Whether something
     /// faster was found.
     fn one_instead(&self, best: &mut Candidate, leg: Leg, meter: &mut Meter<'_>) -> bool {
-        let (graph, profile) = (self.graph, self.profile);
+        let (graph, profile) = (self.instance.graph, self.instance.profile);
         let link = profile.hierarchy.lanes[self.route.back].link;
         let waiting = best.offloaded.seconds.0 - profile.total(&best.runs).0;
         let gain = |back: &Move| {
@@ -365,8 +366,8 @@ impl Sequences<'_> {
     /// What is away at each run.
     fn away(&self, runs: &[NodeId], offloaded: &Offloaded) -> Vec<Bytes> {
         let held = |moves: &[Move]| {
-            let lives = liveness_with(self.graph, self.profile, runs, moves);
-            memory_curve(self.graph, self.profile, runs, &lives).held
+            let lives = liveness_with(self.instance.graph, self.instance.profile, runs, moves);
+            memory_curve(self.instance.graph, self.instance.profile, runs, &lives).held
         };
         let (all, left) = (held(&[]), held(&offloaded.moves));
         all.into_iter().zip(left).map(|(all, left)| all.saturating_sub(left)).collect()

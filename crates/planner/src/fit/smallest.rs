@@ -12,10 +12,8 @@ use std::sync::mpsc::{self, Receiver};
 use crate::aside::Aside;
 use crate::effort::{Effort, Meter};
 use crate::goal::Goal;
-use crate::graph::Graph;
 use crate::id::NodeId;
-use crate::plan::{self, OfRule, Plan, Planner, Search};
-use crate::profile::Profile;
+use crate::plan::{self, Instance, OfRule, Plan, Planner, Search};
 use crate::schedule::{Lowering, Residents, Schedule, lower};
 use crate::units::{Bytes, Seconds};
 
@@ -35,9 +33,7 @@ pub type Laid = (Schedule, Plan);
 
 /// What the smallest slab is searched for with.
 pub struct SmallestSlab<'a, 'e> {
-    pub graph: &'a Graph,
-    pub profile: &'a Profile,
-    pub order: &'a [NodeId],
+    pub instance: Instance<'a>,
     pub residents: &'a Residents,
     /// A slab of so many bytes is small enough.
     pub enough: Bytes,
@@ -72,10 +68,7 @@ impl SmallestSlab<'_, '_> {
                         plans.iter().for_each(|(_, runs)| offer(runs));
                         plans
                     }
-                    None => {
-                        let &SmallestSlab { graph, profile, order, meter, .. } = self;
-                        plan::lowest_of_peers(graph, profile, order, meter, offer)
-                    }
+                    None => plan::lowest_of_peers(self.instance, self.meter, offer),
                 }
             });
             let beside = Aside::begin(scope, move || self.of_peers(best, offered, lowest_offered));
@@ -101,14 +94,14 @@ impl SmallestSlab<'_, '_> {
             }
         });
         best.unwrap_or_else(|| {
-            let plan = Plan::of_runs(Planner::Auto, self.order.to_vec());
+            let plan = Plan::of_runs(Planner::Auto, self.instance.order.to_vec());
             (self.lay_out(&plan, self.rest(1.0)), plan)
         })
     }
 
     /// A look at each, then the lowest in earnest; no further one if it is too late for that.
     fn of_search(&self, best: Option<&Laid>, plans: Vec<Plan>) -> Option<Laid> {
-        let grace = self.meter.with_grace(self.order.len());
+        let grace = self.meter.with_grace(self.instance.order.len());
         let lowest = plans.first().cloned().map(|plan| (plan, 1.0));
         plans.into_iter().map(|plan| (plan, LOOK)).chain(lowest).fold(
             best.cloned(),
@@ -142,7 +135,7 @@ impl SmallestSlab<'_, '_> {
             Some(self.better(best, (self.lay_out(plan, effort), plan.clone())))
         };
         let clock = self.meter.effort().clock;
-        let grace = self.meter.with_grace(self.order.len());
+        let grace = self.meter.with_grace(self.instance.order.len());
         let is_too_late = |best: &Option<Laid>| best.is_some() && grace.is_over();
         for plan in offered {
             let peak = self.peak(&plan).0;
@@ -173,7 +166,7 @@ impl SmallestSlab<'_, '_> {
     pub fn lay_out(&self, plan: &Plan, effort: Effort<'_>) -> Schedule {
         let &SmallestSlab { residents, enough, .. } = self;
         let task = Lowering { goal: Goal::Smallest, enough, residents, effort };
-        lower(self.graph, self.profile, plan, &task)
+        lower(self.instance.graph, self.instance.profile, plan, &task)
     }
 
     /// A share of the time that is left; all of it has a floor, which is no less work either.
@@ -184,7 +177,7 @@ impl SmallestSlab<'_, '_> {
     }
 
     fn peak(&self, plan: &Plan) -> Bytes {
-        plan::simulate(self.graph, self.profile, &plan.runs()).curve.peak
+        self.instance.peak(&plan.runs())
     }
 
     /// No addresses of a plan would be better.
@@ -195,7 +188,7 @@ impl SmallestSlab<'_, '_> {
     /// The one that takes less beyond what is enough, or else less time.
     fn better(&self, one: Option<Laid>, other: Laid) -> Laid {
         let rank = |(schedule, plan): &Laid| {
-            (schedule.slab.max(self.enough), self.profile.total(&plan.runs()).0)
+            (schedule.slab.max(self.enough), self.instance.profile.total(&plan.runs()).0)
         };
         match one {
             Some(one) if rank(&one) <= rank(&other) => one,

@@ -10,12 +10,10 @@ use crate::effort::Meter;
 use crate::fit::sequences::{Bracket, Sequences, fastest_of, with_instant_lanes};
 use crate::fit::smallest::Laid;
 use crate::goal::Goal;
-use crate::graph::Graph;
-use crate::id::{NodeId, StorageId};
+use crate::id::StorageId;
 use crate::machine::Route;
 use crate::plan::offload::{Crossing, Home};
-use crate::plan::{Plan, Planner, Search};
-use crate::profile::Profile;
+use crate::plan::{Instance, Plan, Planner, Search};
 use crate::schedule::{Lowering, Residents, Schedule, lower};
 use crate::units::Bytes;
 
@@ -34,9 +32,7 @@ const CLOSE: u64 = 500;
 
 /// What schedules with moves are looked for with.
 pub struct Tiered<'a> {
-    pub graph: &'a Graph,
-    pub profile: &'a Profile,
-    pub order: &'a [NodeId],
+    pub instance: Instance<'a>,
     pub residents: &'a Residents,
     pub route: Route,
 }
@@ -93,7 +89,7 @@ impl Tiered<'_> {
         let mut meter = meter.clone();
         let meter = &mut meter;
         let of_known = known.as_ref().map(|known| self.seconds(known));
-        let least = self.profile.total(self.order).0;
+        let least = self.instance.seconds().0;
         if of_known.is_some_and(|seconds| seconds <= least) {
             return known;
         }
@@ -156,13 +152,14 @@ impl Tiered<'_> {
         meter: &Meter<'_>,
     ) -> Laid {
         let home = |storage| self.home(storage);
-        let instant = with_instant_lanes(self.profile);
+        let instant = with_instant_lanes(self.instance.profile);
         let moving = self.sequences(&home);
         let sequences = moving.lowest(search, known.as_ref().map(|(_, plan)| plan), meter);
         let mut best = known.map(|known| (self.rank(&known.0, enough), known));
         for runs in sequences {
-            for (profile, most) in [(&instant, Bytes::LIMIT), (self.profile, enough)] {
-                let moving = Sequences { profile, ..moving };
+            for (profile, most) in [(&instant, Bytes::LIMIT), (self.instance.profile, enough)] {
+                let moving =
+                    Sequences { instance: Instance { profile, ..moving.instance }, ..moving };
                 let offloading = moving.offloading(&runs);
                 let least = offloading.least();
                 let slab = best.as_ref().map(|(_, (best, _))| best.slab);
@@ -199,26 +196,27 @@ impl Tiered<'_> {
     fn lay_out(&self, plan: &Plan, goal: Goal, meter: &Meter<'_>) -> Schedule {
         let effort = meter.round(meter.effort().work, ADDRESSES);
         let task = Lowering { residents: self.residents, effort, ..Lowering::to(goal) };
-        lower(self.graph, self.profile, plan, &task)
+        lower(self.instance.graph, self.instance.profile, plan, &task)
     }
 
     /// Seconds of a schedule, waiting included.
     pub fn seconds(&self, schedule: &Schedule) -> f64 {
-        check(self.graph, self.profile, schedule, schedule.slab)
+        check(self.instance.graph, self.instance.profile, schedule, schedule.slab)
             .map_or(f64::INFINITY, |timeline| timeline.seconds.0)
     }
 
     /// Sequences in which everything may be away but what stays where another schedule has it.
     fn sequences<'s>(&'s self, home: &'s dyn Fn(StorageId) -> Home) -> Sequences<'s> {
-        let Tiered { graph, profile, order, route, residents } = *self;
+        let Tiered { instance, route, residents } = *self;
         let (taken, crossing) = (Bytes(residents.end_below), Crossing::Allowed);
-        Sequences { graph, profile, order, route, home, taken, crossing }
+        Sequences { instance, route, home, taken, crossing }
     }
 
     /// What another schedule has settled of a storage.
     fn home(&self, storage: StorageId) -> Home {
         let Residents { addresses, below, .. } = self.residents;
-        let placeholder = self.graph.producer(storage).map(|node| &self.graph.nodes()[node]);
+        let placeholder =
+            self.instance.graph.producer(storage).map(|node| &self.instance.graph.nodes()[node]);
         match placeholder.and_then(|node| node.parameter.as_ref()) {
             Some(name) if below.contains_key(name) => Home::Below,
             Some(name) if addresses.contains_key(name) => Home::Device,

@@ -9,7 +9,7 @@ use crate::graph::Graph;
 use crate::hold::{Held, checked, hold};
 use crate::id::StorageId;
 use crate::plan::offload::{Crossing, Home};
-use crate::plan::{self, Infeasible, Plan, PlanError, Planner, Search};
+use crate::plan::{self, Infeasible, Instance, Plan, PlanError, Planner, Search};
 use crate::profile::Profile;
 use crate::units::Bytes;
 
@@ -33,18 +33,12 @@ pub fn hold_moving(
         return hold(graph, profile, goal, Planner::Auto, effort);
     };
     let order = plan::base_order(graph, profile);
-    let mut search = Search::new(graph, profile, &order);
+    let instance = Instance::new(graph, profile, &order);
+    let mut search = Search::new(instance);
     let meter = Meter::new(effort);
     let home = |storage| if may_move(storage) { Home::Anywhere } else { Home::Device };
-    let moving = Sequences {
-        graph,
-        profile,
-        order: &order,
-        route,
-        home: &home,
-        taken: Bytes::ZERO,
-        crossing: Crossing::Never,
-    };
+    let moving =
+        Sequences { instance, route, home: &home, taken: Bytes::ZERO, crossing: Crossing::Never };
     let lowest = |search: &mut Search<'_>| {
         let plan = smallest(&moving, search, &meter);
         (plan::simulate_plan(graph, profile, &plan).curve.peak, plan)
@@ -65,15 +59,15 @@ pub fn hold_moving(
                 None => {
                     let (peak, plan) = lowest(&mut search);
                     if peak > budget {
-                        let proof = Infeasible::new(graph, profile, budget, plan);
+                        let proof = Infeasible::new(instance, budget, plan);
                         return Err(PlanError::Infeasible(Box::new(proof)).into());
                     }
                     plan
                 }
             };
             let proof = meter.round(effort.work, 1.0);
-            let least = plan::lower_bound_with_moves(graph, profile, &order, budget, &proof);
-            let bound = Bound::of_moves(profile.total(&order).max(least));
+            let least = plan::lower_bound_with_moves(instance, budget, &proof);
+            let bound = Bound::of_moves(instance.seconds().max(least));
             checked(graph, profile, &plan, (budget, Some(bound)))
         }
     }
@@ -87,9 +81,9 @@ fn fastest(
     known: Option<Plan>,
     meter: &Meter<'_>,
 ) -> Option<Plan> {
-    let &Sequences { graph, profile, order, .. } = moving;
+    let Instance { graph, profile, .. } = moving.instance;
     let seconds = known.as_ref().map(|plan| plan::simulate_plan(graph, profile, plan).seconds.0);
-    if seconds.is_some_and(|seconds| seconds <= profile.total(order).0) {
+    if seconds.is_some_and(|seconds| seconds <= moving.instance.seconds().0) {
         return known;
     }
     let mut meter = meter.clone();
@@ -107,9 +101,10 @@ fn fastest(
 
 /// The plan with the smallest peak that is found.
 fn smallest(moving: &Sequences<'_>, search: &mut Search<'_>, meter: &Meter<'_>) -> Plan {
-    let &Sequences { graph, profile, order, .. } = moving;
+    let Instance { graph, profile, order } = moving.instance;
     let instant = with_instant_lanes(profile);
-    let moving = &Sequences { profile: &instant, ..*moving };
+    let moving =
+        &Sequences { instance: Instance { profile: &instant, ..moving.instance }, ..*moving };
     let mut best: Option<(Bytes, Plan)> = None;
     for runs in moving.lowest(search, None, meter) {
         let moves =

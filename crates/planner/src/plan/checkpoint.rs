@@ -6,22 +6,19 @@
 //! not read stays as it was, so the last call of a stage is not repeated for nothing.
 
 use crate::effort::Meter;
-use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::plan::rematerialize::{Retention, Retentions, rematerialize};
-use crate::plan::{Infeasible, Plan, PlanError, Planner, simulate};
-use crate::profile::Profile;
+use crate::plan::{Instance, Plan, PlanError, Planner};
 use crate::units::Bytes;
 
 /// Recomputes the forward passes of all micro-batches, or of all but the last one, whose backward
 /// pass often follows at once. A step that is not divided is its own last micro-batch.
 pub fn checkpoint(
-    graph: &Graph,
-    profile: &Profile,
-    order: &[NodeId],
+    instance: Instance<'_>,
     (budget, planner): (Bytes, Planner),
     meter: &mut Meter<'_>,
 ) -> Result<Plan, PlanError> {
+    let Instance { graph, order, .. } = instance;
     let forward = || order.iter().copied().filter(|&id| graph.nodes()[id].phase.is_forward());
     let of = |id: NodeId| graph.nodes()[id].micro_batch;
     let last = forward().map(of).max();
@@ -33,8 +30,8 @@ pub fn checkpoint(
     }
     meter.spend(4 * order.len() as u64);
     let plan = Plan::of_runs(planner, rematerialize(graph, order, &retentions));
-    if simulate(graph, profile, &plan.runs()).curve.peak <= budget {
+    if instance.peak(&plan.runs()) <= budget {
         return Ok(plan);
     }
-    Err(PlanError::Infeasible(Box::new(Infeasible::new(graph, profile, budget, plan))))
+    Err(PlanError::infeasible(instance, budget, plan))
 }

@@ -16,7 +16,7 @@ use crate::graph::Graph;
 use crate::id::{NodeId, StorageId};
 use crate::plan::milp::{Goal, Milp, within_tolerance};
 use crate::plan::rematerialize::{Versions, legal};
-use crate::plan::{Infeasible, Plan, PlanError, Planner, none, simulate};
+use crate::plan::{Instance, Plan, PlanError, Planner, none, simulate};
 use crate::profile::Profile;
 use crate::units::Bytes;
 
@@ -25,23 +25,18 @@ const MOST_NODES: usize = 80;
 
 /// The fastest plan, or the proof that the lowest one does not fit. The work of a solver cannot be
 /// counted, so the deadline has no floor; the best plan until then need not be the fastest.
-pub fn exact(
-    graph: &Graph,
-    profile: &Profile,
-    order: &[NodeId],
-    budget: Bytes,
-    meter: &Meter<'_>,
-) -> Result<Plan, PlanError> {
-    if let Ok(plan) = none(graph, profile, order, budget) {
+pub fn exact(instance: Instance<'_>, budget: Bytes, meter: &Meter<'_>) -> Result<Plan, PlanError> {
+    let order = instance.order;
+    if let Ok(plan) = none(instance, budget) {
         return Ok(Plan { planner: Planner::Exact, ..plan });
     }
     if order.len() > MOST_NODES {
         return Err(PlanError::TooLarge { nodes: order.len(), most: MOST_NODES });
     }
     let meter = meter.uncounted();
-    let peak = |runs: &[NodeId]| simulate(graph, profile, runs).curve.peak;
+    let peak = |runs: &[NodeId]| instance.peak(runs);
     let fastest = within_tolerance(budget, |target| {
-        let runs = Formulation::new(graph, profile, order, Goal::Fastest(target)).solve(&meter)?;
+        let runs = Formulation::new(instance, Goal::Fastest(target)).solve(&meter)?;
         Ok(runs.map(|runs| {
             let reached = peak(&runs);
             (runs, reached)
@@ -50,14 +45,13 @@ pub fn exact(
     if let Some(runs) = fastest {
         return Ok(Plan::of_runs(Planner::Exact, runs));
     }
-    let lowest = Formulation::new(graph, profile, order, Goal::Lowest)
-        .solve(&meter)?
-        .unwrap_or_else(|| order.to_vec());
+    let lowest =
+        Formulation::new(instance, Goal::Lowest).solve(&meter)?.unwrap_or_else(|| order.to_vec());
     let plan = Plan::of_runs(Planner::Exact, lowest);
     if peak(&plan.runs()) <= budget {
         return Ok(plan);
     }
-    Err(PlanError::Infeasible(Box::new(Infeasible::new(graph, profile, budget, plan))))
+    Err(PlanError::infeasible(instance, budget, plan))
 }
 
 /// A run that may take place: a node of the step, or a repetition in front of one.
@@ -82,12 +76,8 @@ struct Formulation<'a> {
 }
 
 impl<'a> Formulation<'a> {
-    fn new(
-        graph: &'a Graph,
-        profile: &'a Profile,
-        order: &'a [NodeId],
-        goal: Goal,
-    ) -> Formulation<'a> {
+    fn new(instance: Instance<'a>, goal: Goal) -> Formulation<'a> {
+        let Instance { graph, profile, order } = instance;
         let mut formulation = Formulation {
             graph,
             profile,

@@ -6,7 +6,7 @@ mod words;
 use crate::analysis::liveness_with;
 use crate::graph::Graph;
 use crate::id::NodeId;
-use crate::plan::{Plan, Planner, simulate_plan};
+use crate::plan::{Instance, Plan, Planner};
 use crate::profile::Profile;
 use crate::units::Bytes;
 
@@ -77,9 +77,10 @@ pub struct Binding {
 
 impl Infeasible {
     /// Explains that `plan`, the lowest one known, exceeds `budget`.
-    pub fn new(graph: &Graph, profile: &Profile, budget: Bytes, plan: Plan) -> Infeasible {
+    pub fn new(instance: Instance<'_>, budget: Bytes, plan: Plan) -> Infeasible {
+        let Instance { graph, profile, .. } = instance;
         let runs = plan.runs();
-        let curve = simulate_plan(graph, profile, &plan).curve;
+        let curve = instance.simulate_plan(&plan).curve;
         let binding = runs.get(curve.at).map(|&node| Binding {
             node,
             name: graph.nodes()[node].name.clone(),

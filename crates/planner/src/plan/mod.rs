@@ -9,6 +9,7 @@ mod action;
 mod checkpoint;
 mod exact;
 mod infeasible;
+mod instance;
 mod max_tree;
 mod milp;
 pub mod modules;
@@ -28,6 +29,7 @@ pub use action::{Action, Plan};
 pub use checkpoint::checkpoint;
 pub use exact::exact;
 pub use infeasible::{Binding, Infeasible, LiveTensor, Prediction, live_tensors, needed};
+pub use instance::Instance;
 pub use milp::{SOLVER, SolverLimits};
 pub use not_found::NotFound;
 pub use order::base_order;
@@ -184,6 +186,13 @@ pub enum PlanError {
     },
 }
 
+impl PlanError {
+    /// A budget that is too small for `plan`, the lowest one known.
+    pub(crate) fn infeasible(instance: Instance<'_>, budget: Bytes, plan: Plan) -> PlanError {
+        PlanError::Infeasible(Box::new(Infeasible::new(instance, budget, plan)))
+    }
+}
+
 /// Bytes and seconds of a plan, simulated.
 #[derive(Clone, Debug)]
 pub struct Simulation {
@@ -211,15 +220,9 @@ pub fn simulate_plan(graph: &Graph, profile: &Profile, plan: &Plan) -> Simulatio
 
 /// Plans the sequence `order` under a budget with one planner, however long it takes; the budget
 /// planner with the default effort.
-pub fn plan(
-    graph: &Graph,
-    profile: &Profile,
-    order: &[NodeId],
-    budget: Bytes,
-    planner: Planner,
-) -> Result<Plan, PlanError> {
+pub fn plan(instance: Instance<'_>, budget: Bytes, planner: Planner) -> Result<Plan, PlanError> {
     let effort = Effort::default();
-    plan_within(graph, profile, order, budget, planner, &mut Meter::new(&effort))
+    plan_within(instance, budget, planner, &mut Meter::new(&effort))
 }
 
 /// The same within the time of `meter`.
@@ -227,46 +230,42 @@ pub fn plan(
 /// A rule ends by itself, so its work is counted, but has no limit. Where its time is up before, it
 /// answers with the best plan so far that fits, or with [`PlanError::NotFound`].
 pub fn plan_within(
-    graph: &Graph,
-    profile: &Profile,
-    order: &[NodeId],
+    instance: Instance<'_>,
     budget: Bytes,
     planner: Planner,
     meter: &mut Meter<'_>,
 ) -> Result<Plan, PlanError> {
     match planner {
-        Planner::None => none(graph, profile, order, budget),
-        Planner::Chen => chen(graph, profile, order, budget, meter),
-        Planner::Capuchin => capuchin(graph, profile, order, budget, meter),
-        Planner::Xla => xla(graph, profile, order, budget, meter),
-        Planner::Dtr => dtr(graph, profile, order, budget, meter),
-        Planner::Knapsack => knapsack(graph, profile, order, budget, meter),
-        Planner::Rotor => rotor(graph, profile, order, budget, meter),
-        Planner::Sac => sac(graph, profile, order, budget, meter),
-        Planner::Exact => exact(graph, profile, order, budget, meter),
-        Planner::Auto => auto(graph, profile, order, budget, &meter.rest_until(1.0)),
-        Planner::CapuchinPublished => capuchin_published(graph, profile, order, budget, meter),
-        Planner::CapuchinSwap => capuchin_swap(graph, profile, order, budget, meter),
+        Planner::None => none(instance, budget),
+        Planner::Chen => chen(instance, budget, meter),
+        Planner::Capuchin => capuchin(instance, budget, meter),
+        Planner::Xla => xla(instance, budget, meter),
+        Planner::Dtr => dtr(instance, budget, meter),
+        Planner::Knapsack => knapsack(instance, budget, meter),
+        Planner::Rotor => rotor(instance, budget, meter),
+        Planner::Sac => sac(instance, budget, meter),
+        Planner::Exact => exact(instance, budget, meter),
+        Planner::Auto => auto(instance, budget, &meter.rest_until(1.0)),
+        Planner::CapuchinPublished => capuchin_published(instance, budget, meter),
+        Planner::CapuchinSwap => capuchin_swap(instance, budget, meter),
         Planner::CheckpointAlways | Planner::CheckpointExceptLast => {
-            checkpoint(graph, profile, order, (budget, planner), meter)
+            checkpoint(instance, (budget, planner), meter)
         }
-        Planner::Offload => offload_only(graph, profile, order, budget, meter),
+        Planner::Offload => offload_only(instance, budget, meter),
     }
 }
 
 /// Moves what is held and recomputes nothing.
 pub fn offload_only(
-    graph: &Graph,
-    profile: &Profile,
-    order: &[NodeId],
+    instance: Instance<'_>,
     budget: Bytes,
     meter: &mut Meter<'_>,
 ) -> Result<Plan, PlanError> {
-    let refused =
-        |plan| PlanError::Infeasible(Box::new(Infeasible::new(graph, profile, budget, plan)));
+    let Instance { graph, profile, order } = instance;
+    let refused = |plan| PlanError::infeasible(instance, budget, plan);
     let Some(route) = profile.hierarchy.main_route() else {
         let plan = Plan::of_runs(Planner::Offload, order.to_vec());
-        let fits = simulate(graph, profile, order).curve.peak <= budget;
+        let fits = instance.peak(order) <= budget;
         return if fits { Ok(plan) } else { Err(refused(plan)) };
     };
     let offloading = Offloading::new(graph, profile, order, route);
@@ -282,41 +281,29 @@ pub fn offload_only(
 }
 
 /// Recomputes nothing: feasible where the peak of `order` fits.
-pub fn none(
-    graph: &Graph,
-    profile: &Profile,
-    order: &[NodeId],
-    budget: Bytes,
-) -> Result<Plan, PlanError> {
+pub fn none(instance: Instance<'_>, budget: Bytes) -> Result<Plan, PlanError> {
+    let order = instance.order;
     let plan = Plan::of_runs(Planner::None, order.to_vec());
-    if simulate(graph, profile, order).curve.peak <= budget {
+    if instance.peak(order) <= budget {
         return Ok(plan);
     }
-    Err(PlanError::Infeasible(Box::new(Infeasible::new(graph, profile, budget, plan))))
+    Err(PlanError::infeasible(instance, budget, plan))
 }
 
 /// The budget planner, for one budget; [`Search`] goes on from one to the next.
-fn auto(
-    graph: &Graph,
-    profile: &Profile,
-    order: &[NodeId],
-    budget: Bytes,
-    effort: &Effort<'_>,
-) -> Result<Plan, PlanError> {
-    let mut search = Search::new(graph, profile, order);
+fn auto(instance: Instance<'_>, budget: Bytes, effort: &Effort<'_>) -> Result<Plan, PlanError> {
+    let mut search = Search::new(instance);
     search.fastest(budget, effort).map_err(PlanError::Infeasible)
 }
 
 /// The plan with the smallest peak that a planner reaches within the time of `meter`, whatever it
 /// costs; an error where it does not plan such steps, or its solver has no answer.
 pub fn smallest(
-    graph: &Graph,
-    profile: &Profile,
-    order: &[NodeId],
+    instance: Instance<'_>,
     planner: Planner,
     meter: &mut Meter<'_>,
 ) -> Result<Plan, PlanError> {
-    match plan_within(graph, profile, order, Bytes::ZERO, planner, meter) {
+    match plan_within(instance, Bytes::ZERO, planner, meter) {
         Ok(plan) => Ok(plan),
         Err(PlanError::Infeasible(proof)) => Ok(proof.plan),
         Err(PlanError::NotFound(ended)) => Ok(ended.plan),

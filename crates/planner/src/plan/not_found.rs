@@ -3,9 +3,7 @@
 
 use std::fmt;
 
-use crate::graph::Graph;
-use crate::plan::{Plan, PlanError, Planner, simulate_plan};
-use crate::profile::Profile;
+use crate::plan::{Instance, Plan, PlanError, Planner};
 use crate::units::Bytes;
 
 /// What a planner had tried when its time was up, none of which fits.
@@ -24,12 +22,11 @@ pub struct NotFound {
 impl NotFound {
     /// `plan` is the lowest that its planner had when its time was up.
     pub(super) fn error(
-        graph: &Graph,
-        profile: &Profile,
+        instance: Instance<'_>,
         budget: Bytes,
         (tried, plan): (usize, Plan),
     ) -> PlanError {
-        let reached = simulate_plan(graph, profile, &plan).curve.peak;
+        let reached = instance.simulate_plan(&plan).curve.peak;
         PlanError::NotFound(Box::new(NotFound { budget, tried, plan, reached }))
     }
 }

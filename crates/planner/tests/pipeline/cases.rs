@@ -12,7 +12,7 @@ use tightfit::machine::Machine;
 use tightfit::pipeline::{
     Layer, Message, Pass, PipelineSchedule, StageCost, cut_evenly, greedy, layers, simulate,
 };
-use tightfit::plan::{self, Planner};
+use tightfit::plan::{self, Instance, Planner};
 use tightfit::profile::Profile;
 use tightfit::tensor::{Argument, DType};
 use tightfit::units::{Bytes, Seconds};
@@ -280,7 +280,8 @@ fn again(graphs: &PrimaryMap<RankId, Graph>, planner: Planner) -> BTreeMap<(Stri
     for graph in graphs.values() {
         let profile = Profile::new(graph, &Machine::preset("a100-80gb").unwrap());
         let order = graph.compute_nodes();
-        let plan = plan::plan(graph, &profile, &order, Bytes::LIMIT, planner).unwrap();
+        let instance = Instance::new(graph, &profile, &order);
+        let plan = plan::plan(instance, Bytes::LIMIT, planner).unwrap();
         for id in plan.runs() {
             let node = &graph.nodes()[id];
             if let Some(layer) = node.op.strip_prefix("test.").filter(|_| node.phase.is_forward()) {

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 use tightfit::graph::Graph;
 use tightfit::id::NodeId;
-use tightfit::plan::{self, PlanError, Planner};
+use tightfit::plan::{self, Instance, PlanError, Planner};
 use tightfit::profile::Profile;
 use tightfit::units::Bytes;
 
@@ -48,7 +48,7 @@ fn planners_obey_the_oracle(
     let (unplanned, smallest) = (frontier[0].peak, frontier.last().unwrap().peak);
     for budget in budgets(smallest, unplanned.max(smallest)) {
         for planner in PLANNERS {
-            match plan::plan(graph, profile, order, Bytes(budget), planner) {
+            match plan::plan(Instance::new(graph, profile, order), Bytes(budget), planner) {
                 Ok(plan) => {
                     let cost = oracle::replay(graph, profile, &plan.runs())
                         .map_err(TestCaseError::fail)?;

@@ -14,7 +14,7 @@ use tightfit::effort::Effort;
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::id::ValueId;
 use tightfit::machine::Machine;
-use tightfit::plan::{self, Answer, Search};
+use tightfit::plan::{self, Answer, Instance, Search};
 use tightfit::profile::Profile;
 use tightfit::tensor::DType;
 use tightfit::units::{Bytes, Seconds};
@@ -56,7 +56,9 @@ fn more_memory_is_never_slower() {
     for graph in graphs() {
         for profile in generator::profiles(&graph) {
             let unplanned = unplanned(&graph, &profile);
-            let mut search = Search::new(&graph, &profile, &plan::base_order(&graph, &profile));
+            let order = plan::base_order(&graph, &profile);
+            let instance = Instance::new(&graph, &profile, &order);
+            let mut search = Search::new(instance);
             let mut before = f64::INFINITY;
             for part in [0, 30, 45, 60, 70, 80, 90, 95, 100] {
                 let budget = unplanned * part / 100;
@@ -93,7 +95,7 @@ fn names_do_not_matter() {
         let answers = [&graph, &renamed].map(|graph| {
             let profile = Profile::new(graph, &machine);
             let budget = Bytes(unplanned(graph, &profile) * 3 / 4);
-            let answer = Search::new(graph, &profile, &graph.compute_nodes())
+            let answer = Search::new(Instance::new(graph, &profile, &graph.compute_nodes()))
                 .plan(budget, &Effort::work(7, 5_000));
             (answer.plan, answer.bound)
         });
@@ -108,11 +110,11 @@ fn the_same_seed_gives_the_same_plan() {
         let graph = corpus::graph(name);
         let profile = Profile::new(&graph, &machine);
         let order = plan::base_order(&graph, &profile);
+        let instance = Instance::new(&graph, &profile, &order);
         let resting = graph.static_bytes().0;
         let budget = Bytes(resting + (unplanned(&graph, &profile) - resting) * 2 / 3);
         let answers = [(); 2].map(|()| {
-            let answer =
-                Search::new(&graph, &profile, &order).plan(budget, &Effort::work(3, 1_000_000));
+            let answer = Search::new(instance).plan(budget, &Effort::work(3, 1_000_000));
             is_legal(&graph, &profile, budget.0, &answer);
             (answer.plan.expect("half the activations"), answer.bound)
         });
@@ -128,7 +130,9 @@ fn next_to_no_effort_is_no_error() {
             let unplanned = unplanned(&graph, &profile);
             for work in [0, 1, 10, 100] {
                 for budget in [0, unplanned / 2, unplanned * 9 / 10, unplanned, u64::MAX] {
-                    let mut search = Search::new(&graph, &profile, &graph.compute_nodes());
+                    let order = graph.compute_nodes();
+                    let instance = Instance::new(&graph, &profile, &order);
+                    let mut search = Search::new(instance);
                     is_legal(
                         &graph,
                         &profile,
@@ -192,7 +196,9 @@ fn answers(graph: &Graph, parts: &[u64]) -> Vec<Answer> {
     let mut answers = Vec::new();
     for profile in generator::profiles(graph) {
         let unplanned = unplanned(graph, &profile);
-        let mut search = Search::new(graph, &profile, &graph.compute_nodes());
+        let order = graph.compute_nodes();
+        let instance = Instance::new(graph, &profile, &order);
+        let mut search = Search::new(instance);
         for part in parts {
             let budget = (unplanned as u128 * u128::from(*part) / 100) as u64;
             let answer = search.plan(Bytes(budget), &Effort::work(1, 20_000));
@@ -279,7 +285,9 @@ fn ends_soon_after(deadline: Seconds, graph: &Graph, budget: u64) -> u64 {
     let profile = Profile::new(graph, &Machine::preset("a100-80gb").unwrap());
     let asked = AtomicU64::new(0);
     let clock = || Seconds(asked.fetch_add(1, Ordering::Relaxed) as f64 * 1e-3);
-    let mut search = Search::new(graph, &profile, &graph.compute_nodes());
+    let order = graph.compute_nodes();
+    let instance = Instance::new(graph, &profile, &order);
+    let mut search = Search::new(instance);
     let answer = search
         .plan(Bytes(budget), &Effort { deadline, clock: &clock, ..Effort::work(1, u64::MAX) });
     is_legal(graph, &profile, budget, &answer);
@@ -305,7 +313,9 @@ fn an_interruption_ends_the_search() {
         let clock = || {
             Seconds(if asked.fetch_add(1, Ordering::Relaxed) < calls { 0.0 } else { f64::INFINITY })
         };
-        let mut search = Search::new(&graph, &profile, &graph.compute_nodes());
+        let order = graph.compute_nodes();
+        let instance = Instance::new(&graph, &profile, &order);
+        let mut search = Search::new(instance);
         let deadline = Seconds(f64::INFINITY);
         let answer = search
             .plan(Bytes(60_000), &Effort { deadline, clock: &clock, ..Effort::work(1, u64::MAX) });

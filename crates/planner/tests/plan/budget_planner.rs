@@ -12,7 +12,7 @@ use proptest::test_runner::TestRunner;
 use tightfit::effort::Effort;
 use tightfit::graph::Graph;
 use tightfit::id::NodeId;
-use tightfit::plan::{self, BoundOrder, Search};
+use tightfit::plan::{self, BoundOrder, Instance, Search};
 use tightfit::profile::Profile;
 use tightfit::units::Bytes;
 use tightfit_testing::either;
@@ -66,7 +66,7 @@ fn answers_are_true(
     let unplanned = plan::simulate(graph, profile, order).curve.peak.0;
     let least = least_budget_any_order(graph, profile, unplanned);
     let once: f64 = profile.total(order).0;
-    let mut search = Search::new(graph, profile, order);
+    let mut search = Search::new(Instance::new(graph, profile, order));
     let budgets: Vec<(u64, Option<f64>)> = budgets(least, unplanned)
         .into_iter()
         .rev()
@@ -102,9 +102,7 @@ fn answers_are_true(
         let in_order = oracle::fastest(graph, profile, order, budget).map(|cost| cost.seconds);
         let effort = Effort::work(1, 20_000);
         let given = plan::lower_bound(
-            graph,
-            profile,
-            order,
+            Instance::new(graph, profile, order),
             BoundOrder::Given,
             Bytes(budget),
             &[],

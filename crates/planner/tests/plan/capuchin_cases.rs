@@ -18,7 +18,7 @@ use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::id::{NodeId, StorageId, ValueId};
 use tightfit::machine::Machine;
 use tightfit::plan::published::capuchin::{Candidate, Explanation, Figures, Rule, explain};
-use tightfit::plan::{self, Plan, PlanError, Planner};
+use tightfit::plan::{self, Instance, Plan, PlanError, Planner};
 use tightfit::profile::Profile;
 use tightfit::schedule::{Lowering, lower};
 use tightfit::tensor::DType;
@@ -184,7 +184,7 @@ impl Case {
 /// The published rule's explanation of what it does until the predicted savings cover `need`.
 fn published(case: &Case, need: Bytes) -> Explanation {
     let order = case.graph.compute_nodes();
-    explain(&case.graph, &case.profile, &order, Rule::Published { need }, None)
+    explain(Instance::new(&case.graph, &case.profile, &order), Rule::Published { need }, None)
 }
 
 fn covers_the_need(found: &Explanation) -> bool {
@@ -363,7 +363,11 @@ fn ours_keeps_every_budget_and_never_peaks_higher_when_asked_for_less() {
     for case in cases("capuchin/pareto/") {
         let order = case.graph.compute_nodes();
         let plan_for = |budget| {
-            plan::plan(&case.graph, &case.profile, &order, Bytes(budget), Planner::Capuchin)
+            plan::plan(
+                Instance::new(&case.graph, &case.profile, &order),
+                Bytes(budget),
+                Planner::Capuchin,
+            )
         };
         let Err(PlanError::Infeasible(proof)) = plan_for(0) else {
             panic!("{}: nothing runs in no memory", case.id)
@@ -428,9 +432,10 @@ fn a_choice_that_raises_the_peak_is_taken_back() {
     let graph = graph(&nodes);
     let profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
     let order = graph.compute_nodes();
+    let instance = Instance::new(&graph, &profile, &order);
     let effort = Effort::default();
     let mut meter = Meter::new(&effort);
-    let smallest = plan::smallest(&graph, &profile, &order, Planner::Capuchin, &mut meter).unwrap();
+    let smallest = plan::smallest(instance, Planner::Capuchin, &mut meter).unwrap();
     let names: Vec<&str> =
         smallest.runs().iter().map(|&node| graph.nodes()[node].name.as_str()).collect();
     assert_eq!(names, ["t", "p", "q", "r", "sep", "g1", "g2", "q", "g3", "g4"]);

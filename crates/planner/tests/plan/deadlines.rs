@@ -9,7 +9,7 @@ use tightfit::effort::{Effort, Meter};
 use tightfit::graph::{self, Graph};
 use tightfit::id::NodeId;
 use tightfit::machine::Machine;
-use tightfit::plan::{self, PlanError, Planner};
+use tightfit::plan::{self, Instance, PlanError, Planner};
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
 
@@ -57,7 +57,8 @@ impl Subject {
     ) -> (Result<Vec<NodeId>, PlanError>, u64) {
         let mut meter = Meter::new(effort);
         let Subject { graph, profile, order } = self;
-        let plan = plan::plan_within(graph, profile, order, budget, planner, &mut meter);
+        let plan =
+            plan::plan_within(Instance::new(graph, profile, order), budget, planner, &mut meter);
         (plan.map(|plan| plan.runs()), meter.spent())
     }
 
@@ -105,7 +106,11 @@ fn planners_beside_a_search_end_soon_after_their_floor() {
         let looks = AtomicU64::new(0);
         let clock = jumping(&looks, 1, 2.0);
         let effort = Effort { floor_beside, ..late(0, &clock) };
-        plan::lowest_of_peers(&graph, &profile, &order, &Meter::new(&effort), |_| {});
+        plan::lowest_of_peers(
+            Instance::new(&graph, &profile, &order),
+            &Meter::new(&effort),
+            |_| {},
+        );
         looks.load(Ordering::Relaxed)
     };
     // They look at the clock as they go along.
@@ -145,8 +150,11 @@ fn the_floor_is_enough_for_every_rule_on_real_graphs() {
                 let (answer, spent) = subject.plan(budget, planner, &late(Effort::FLOOR, &clock));
                 println!("{name} {planner:?} at {percent} %: {spent} operations");
                 assert!(spent < Effort::FLOOR, "{name} {planner:?}: {spent}");
-                let endless =
-                    plan::plan(&subject.graph, &subject.profile, &subject.order, budget, planner);
+                let endless = plan::plan(
+                    Instance::new(&subject.graph, &subject.profile, &subject.order),
+                    budget,
+                    planner,
+                );
                 assert_eq!(
                     answer.ok(),
                     endless.map(|plan| plan.runs()).ok(),

@@ -10,7 +10,7 @@ use tightfit::effort::Effort;
 use tightfit::graph::Graph;
 use tightfit::id::NodeId;
 use tightfit::plan::published::capuchin::{Explanation, Rule, explain};
-use tightfit::plan::{self, PlanError, Planner, Retentions, rematerialize, simulate};
+use tightfit::plan::{self, Instance, PlanError, Planner, Retentions, rematerialize, simulate};
 use tightfit::profile::Profile;
 use tightfit::units::Bytes;
 use tightfit::{FitError, Goal, Request};
@@ -60,6 +60,7 @@ proptest! {
         let graph = recipe.graph();
         for profile in generator::profiles(&graph) {
             let order = plan::base_order(&graph, &profile);
+            let instance = Instance::new(&graph, &profile, &order);
             let unplanned = simulate(&graph, &profile, &order).curve.peak;
             let budget = Bytes((unplanned.0 as f64 * part) as u64);
             for planner in [Planner::Capuchin, Planner::CapuchinPublished] {
@@ -72,7 +73,7 @@ proptest! {
                     let runs = schedule.runs();
                     let need = unplanned.saturating_sub(schedule.slab);
                     let rule = rule(planner, unplanned, need);
-                    let explanation = explain(&graph, &profile, &order, rule, Some(&runs));
+                    let explanation = explain(instance, rule, Some(&runs));
                     prop_assert_eq!(&explanation.runs, &runs);
                     prop_assert_eq!(explanation.peak(), fitted.timeline().peak);
                     replays(&graph, &profile, &order, &explanation)?;
@@ -91,13 +92,14 @@ proptest! {
         let graph = recipe.graph();
         for profile in generator::profiles(&graph) {
             let order = plan::base_order(&graph, &profile);
+            let instance = Instance::new(&graph, &profile, &order);
             let unplanned = simulate(&graph, &profile, &order).curve.peak;
             let plan = |budget| {
-                plan::plan(&graph, &profile, &order, budget, Planner::CapuchinPublished)
+                plan::plan(instance, budget, Planner::CapuchinPublished)
             };
             let budget = Bytes((unplanned.0 as f64 * part) as u64);
             let need = unplanned - budget;
-            let explanation = explain(&graph, &profile, &order, Rule::Published { need }, None);
+            let explanation = explain(instance, Rule::Published { need }, None);
             replays(&graph, &profile, &order, &explanation)?;
             let last = explanation.choices.last();
             let remaining = last.map_or(need, |last| last.remaining.unwrap());
@@ -129,11 +131,12 @@ proptest! {
         let graph = recipe.graph();
         for profile in generator::profiles(&graph) {
             let order = plan::base_order(&graph, &profile);
+            let instance = Instance::new(&graph, &profile, &order);
             let unplanned = simulate(&graph, &profile, &order).curve.peak;
             for part in [0.9, 0.7, 0.5] {
                 let budget = Bytes((unplanned.0 as f64 * part) as u64);
                 let planner = Planner::CapuchinPublished;
-                let refused = plan::plan(&graph, &profile, &order, budget, planner).is_err();
+                let refused = plan::plan(instance, budget, planner).is_err();
                 let effort = Effort::work(1, 3_000);
                 let goal = Goal::Within(budget);
                 let request = Request { goal, planner, effort, ..Request::default() };

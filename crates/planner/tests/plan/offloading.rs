@@ -11,7 +11,7 @@ use tightfit::graph::Graph;
 use tightfit::id::NodeId;
 use tightfit::machine::Machine;
 use tightfit::plan::offload::Offloading;
-use tightfit::plan::{self, Plan, Planner};
+use tightfit::plan::{self, Instance, Plan, Planner};
 use tightfit::profile::Profile;
 use tightfit::schedule::{Lowering, lower};
 use tightfit::timeline::Swapped;
@@ -28,6 +28,7 @@ fn holds(graph: &Graph, machine: &Machine, bandwidth: f64, part: f64) -> Result<
     let machine = with_host(machine.clone(), bandwidth, 1);
     let profile = Profile::new(graph, &machine);
     let order = plan::base_order(graph, &profile);
+    let instance = Instance::new(graph, &profile, &order);
     let route = machine.hierarchy.route(Bytes(1 << 20)).unwrap();
     let offloading = Offloading::new(graph, &profile, &order, route);
     let simulated = plan::simulate(graph, &profile, &order);
@@ -57,7 +58,7 @@ fn holds(graph: &Graph, machine: &Machine, bandwidth: f64, part: f64) -> Result<
     prop_assert!(off <= 1e-9 * found.seconds.0, "{:?} {:?}", timeline.seconds, found.seconds);
     // Nothing that fits is faster than what is proven.
     let effort = Effort::work(u64::MAX, 0);
-    let least = plan::lower_bound_with_moves(graph, &profile, &order, found.peak, &effort);
+    let least = plan::lower_bound_with_moves(instance, found.peak, &effort);
     let most = timeline.seconds.0 * (1.0 + 1e-9);
     prop_assert!(least.0 <= most, "{least:?} {:?}", timeline.seconds);
     Ok(())

@@ -12,7 +12,7 @@ use tightfit::Goal;
 use tightfit::check::check;
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
-use tightfit::plan::{self, PlanError, Planner};
+use tightfit::plan::{self, Instance, PlanError, Planner};
 use tightfit::profile::Profile;
 use tightfit::schedule::{Lowering, lower};
 use tightfit::units::Bytes;
@@ -29,11 +29,12 @@ fn every_peer_meets_its_budget_or_proves_why_not() {
         let graph = corpus::graph(name);
         let profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
         let order = plan::base_order(&graph, &profile);
+        let instance = Instance::new(&graph, &profile, &order);
         let unplanned = plan::simulate(&graph, &profile, &order);
         for planner in [Planner::Xla, Planner::Dtr, Planner::Knapsack, Planner::Rotor] {
             for share in [0.9, 0.65] {
                 let budget = budget(&graph, unplanned.curve.peak, share);
-                match plan::plan(&graph, &profile, &order, budget, planner) {
+                match plan::plan(instance, budget, planner) {
                     Ok(plan) => {
                         let schedule = lower(
                             &graph,
@@ -55,7 +56,7 @@ fn every_peer_meets_its_budget_or_proves_why_not() {
                             "{name} {planner:?}"
                         );
                         assert!(
-                            plan::plan(&graph, &profile, &order, proof.reached, planner).is_ok(),
+                            plan::plan(instance, proof.reached, planner).is_ok(),
                             "{name} {planner:?}"
                         );
                     }
@@ -71,7 +72,8 @@ fn exact_refuses_what_is_too_large_for_it() {
     let graph = corpus::graph("resnet50_b32");
     let profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
     let order = plan::base_order(&graph, &profile);
-    let error = plan::plan(&graph, &profile, &order, Bytes(1), Planner::Exact).unwrap_err();
+    let instance = Instance::new(&graph, &profile, &order);
+    let error = plan::plan(instance, Bytes(1), Planner::Exact).unwrap_err();
     assert!(
         matches!(error, PlanError::TooLarge { nodes, most: 80 } if nodes == order.len()),
         "{error}"
@@ -101,12 +103,13 @@ fn exact_is_as_good_as_the_oracle() {
         }
         for profile in generator::profiles(&graph) {
             let order = graph.compute_nodes();
+            let instance = Instance::new(&graph, &profile, &order);
             let frontier = oracle::frontier(&graph, &profile, &order);
             if frontier.len() < 2 {
                 continue;
             }
             for point in &frontier {
-                match plan::plan(&graph, &profile, &order, Bytes(point.peak), Planner::Exact) {
+                match plan::plan(instance, Bytes(point.peak), Planner::Exact) {
                     Ok(plan) => {
                         let cost = oracle::replay(&graph, &profile, &plan.runs()).unwrap();
                         let schedule = lower(

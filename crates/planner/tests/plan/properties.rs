@@ -16,7 +16,7 @@ use tightfit::graph::{self, Graph};
 use tightfit::id::NodeId;
 use tightfit::machine::Machine;
 use tightfit::plan::published::capuchin::{Rule, explain};
-use tightfit::plan::{self, Binding, Plan, PlanError, Planner, Retention, Retentions};
+use tightfit::plan::{self, Binding, Instance, Plan, PlanError, Planner, Retention, Retentions};
 use tightfit::profile::Profile;
 use tightfit::schedule::{self, ALIGNMENT, Instruction, Lowering, Residents, Schedule, lower};
 use tightfit::units::Bytes;
@@ -195,10 +195,11 @@ proptest! {
         let graph = recipe.graph();
         for profile in generator::profiles(&graph) {
             let order = plan::base_order(&graph, &profile);
+            let instance = Instance::new(&graph, &profile, &order);
             for planner in comparing_planners() {
                 // Every plan that the planner has, from the fastest to the smallest.
                 let (mut budget, mut before) = (Bytes::LIMIT, 0.0);
-                while let Ok(plan) = plan::plan(&graph, &profile, &order, budget, planner) {
+                while let Ok(plan) = plan::plan(instance, budget, planner) {
                     let step = plan::simulate(&graph, &profile, &plan.runs());
                     prop_assert!(step.seconds.0 >= before * (1.0 - 1e-9), "{planner:?}: {} under \
                         {}, {before} under less", step.seconds.0, budget.0);
@@ -216,8 +217,9 @@ proptest! {
         for profile in generator::profiles(&graph) {
             for planner in planners() {
                 let order = plan::base_order(&graph, &profile);
+                let instance = Instance::new(&graph, &profile, &order);
                 let Err(PlanError::Infeasible(proof)) =
-                    plan::plan(&graph, &profile, &order, Bytes::ZERO, planner)
+                    plan::plan(instance, Bytes::ZERO, planner)
                 else {
                     prop_assert_eq!(graph.static_bytes(), Bytes::ZERO);
                     continue;
@@ -260,8 +262,9 @@ proptest! {
         let graph = recipe.graph();
         for profile in generator::profiles(&graph) {
             let order = graph.compute_nodes();
+            let instance = Instance::new(&graph, &profile, &order);
             let rule = Rule::Published { need: Bytes(need) };
-            let published = explain(&graph, &profile, &order, rule, None);
+            let published = explain(instance, rule, None);
             oracle::replay(&graph, &profile, &published.runs).map_err(TestCaseError::fail)?;
             prop_assert_eq!(published.choices.len(), published.ends.len());
             let saved: u64 =

@@ -11,7 +11,7 @@ use tightfit::effort::{Effort, Meter};
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::id::{StorageId, ValueId};
 use tightfit::machine::Machine;
-use tightfit::plan::{self, PlanError, Planner, Retention, Retentions};
+use tightfit::plan::{self, Instance, PlanError, Planner, Retention, Retentions};
 use tightfit::profile::Profile;
 use tightfit::tensor::DType;
 use tightfit::units::{Bytes, Seconds};
@@ -196,7 +196,8 @@ fn chen_keeps_the_borders_of_the_square_root_of_the_units() {
     let profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
     let effort = Effort::default();
     let (order, mut meter) = (graph.compute_nodes(), Meter::new(&effort));
-    let plan = plan::smallest(&graph, &profile, &order, Planner::Chen, &mut meter).unwrap();
+    let plan =
+        plan::smallest(Instance::new(&graph, &profile, &order), Planner::Chen, &mut meter).unwrap();
     expect![
         "0.a 0.b 1.a 1.b 2.a 2.b 3.a 3.b 4.a 4.b 5.a 5.b 6.a 6.b 7.a 7.b 8.a 8.b g8 g7 g6 3.a \
         3.b 4.a 4.b 5.a g5 g4 g3 0.a 0.b 1.a 1.b 2.a g2 g1 g0"
@@ -208,7 +209,11 @@ fn chen_keeps_the_borders_of_the_square_root_of_the_units() {
 fn plans(text: &str, planner: Planner, budget: u64, expected: Expect) {
     let graph = graph(text);
     let profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
-    let found = match plan::plan(&graph, &profile, &graph.compute_nodes(), Bytes(budget), planner) {
+    let found = match plan::plan(
+        Instance::new(&graph, &profile, &graph.compute_nodes()),
+        Bytes(budget),
+        planner,
+    ) {
         Ok(plan) => names(&graph, &plan.runs()),
         Err(PlanError::Infeasible(proof)) => format!("reaches {}", proof.reached.0),
         Err(error) => error.to_string(),

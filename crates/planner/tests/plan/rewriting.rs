@@ -10,7 +10,7 @@ use proptest::test_runner::TestCaseError;
 use tightfit::effort::Effort;
 use tightfit::graph::{self, Graph, Phase};
 use tightfit::id::{StorageId, ValueId};
-use tightfit::plan::{Planner, RewriteError, base_order, plan, rewrite, simulate};
+use tightfit::plan::{Instance, Planner, RewriteError, base_order, plan, rewrite, simulate};
 use tightfit::profile::Profile;
 use tightfit::tensor::Argument;
 use tightfit::units::Bytes;
@@ -129,12 +129,13 @@ proptest! {
             let profile_of =
                 |rewritten: &Graph| generator::profiles(rewritten).into_iter().nth(at).unwrap();
             let order = base_order(&graph, &profile);
+            let instance = Instance::new(&graph, &profile, &order);
             keeps_its_promises(&graph, &profile, profile_of, &graph.compute_nodes())?;
             let peak = simulate(&graph, &profile, &order).curve.peak.0 as f64;
             for planner in [Planner::Chen, Planner::Capuchin, Planner::Xla, Planner::Dtr] {
                 for share in [0.9, 0.7, 0.0] {
                     let budget = Bytes((share * peak) as u64);
-                    let plan = match plan(&graph, &profile, &order, budget, planner) {
+                    let plan = match plan(instance, budget, planner) {
                         Ok(plan) => plan,
                         Err(tightfit::plan::PlanError::Infeasible(proof)) => proof.plan,
                         Err(error) => panic!("{error}"),

@@ -14,7 +14,7 @@ use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::id::{NodeId, ValueId};
 use tightfit::machine::Machine;
 use tightfit::plan::modules::{ModulePlanError, SelectiveTask, selective};
-use tightfit::plan::{self, PlanError, Planner, SolverLimits};
+use tightfit::plan::{self, Instance, PlanError, Planner, SolverLimits};
 use tightfit::profile::Profile;
 use tightfit::tensor::DType;
 use tightfit::units::{Bytes, Seconds};
@@ -213,14 +213,14 @@ fn what_runs_again_is_what_was_decided() {
         let graph = model.graph();
         let profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
         let order = plan::base_order(&graph, &profile);
+        let instance = Instance::new(&graph, &profile, &order);
         let unplanned = plan::simulate(&graph, &profile, &order).curve.peak;
         let decisions = decisions(&graph, &profile);
         let expected: BTreeSet<BTreeSet<usize>> =
             decisions.iter().map(|units| model.again(units)).collect();
         for percent in [100, 90, 80, 70, 60, 0] {
             let budget = Bytes(unplanned.0 * percent / 100);
-            let (runs, is_within) = match plan::plan(&graph, &profile, &order, budget, Planner::Sac)
-            {
+            let (runs, is_within) = match plan::plan(instance, budget, Planner::Sac) {
                 Ok(plan) => (plan.runs(), true),
                 Err(PlanError::Infeasible(proof)) => (proof.plan.runs(), false),
                 Err(error) => panic!("{seed}: {error}"),
@@ -294,8 +294,9 @@ fn a_step_without_modules_is_refused_with_a_way_out() {
     let graph = model.graph();
     let profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
     let order = plan::base_order(&graph, &profile);
+    let instance = Instance::new(&graph, &profile, &order);
     let unplanned = plan::simulate(&graph, &profile, &order).curve.peak;
-    let planned = |budget| plan::plan(&graph, &profile, &order, budget, Planner::Sac);
+    let planned = |budget| plan::plan(instance, budget, Planner::Sac);
     assert_eq!(planned(unplanned).unwrap().runs(), order);
     let error = planned(unplanned - Bytes(1)).unwrap_err();
     assert!(matches!(error, PlanError::NoModules), "{error:?}");
@@ -312,11 +313,12 @@ fn models_of_the_corpus_are_planned() {
         let graph = corpus::graph(name);
         let profile = corpus::profile(&graph);
         let order = plan::base_order(&graph, &profile);
+        let instance = Instance::new(&graph, &profile, &order);
         let unplanned = plan::simulate(&graph, &profile, &order);
         let mut before = 0.0;
         for percent in [90, 75, 60] {
             let budget = Bytes(unplanned.curve.peak.0 / 100 * percent);
-            let plan = plan::plan(&graph, &profile, &order, budget, Planner::Sac).unwrap();
+            let plan = plan::plan(instance, budget, Planner::Sac).unwrap();
             let cost = oracle::replay(&graph, &profile, &plan.runs()).unwrap();
             println!("{name} at {percent} %: {:.4}", cost.seconds / unplanned.seconds.0);
             assert!(cost.peak <= budget.0 && cost.seconds > before, "{name} at {percent} %");

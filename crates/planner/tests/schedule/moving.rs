@@ -8,7 +8,7 @@ use tightfit::analysis::{liveness_with, memory_curve};
 use tightfit::check::Checked;
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
-use tightfit::plan::{Plan, Planner};
+use tightfit::plan::{Instance, Plan, Planner};
 use tightfit::profile::Profile;
 use tightfit::schedule::{self, Lowering, lower};
 use tightfit::units::Bytes;
@@ -22,10 +22,11 @@ fn checked(graph: &Graph, machine: Machine, block: u64, seed: u64) -> Result<(),
     let mut random = fastrand::Rng::with_seed(seed);
     let profile = Profile::new(graph, &with_host(machine, 1e6, block));
     let order = plan::base_order(graph, &profile);
+    let instance = Instance::new(graph, &profile, &order);
     // Now and then with recomputations.
     let budget =
         Bytes(plan::simulate(graph, &profile, &order).curve.peak.0 / 100 * random.u64(60..110));
-    let runs = plan::plan(graph, &profile, &order, budget, Planner::Capuchin);
+    let runs = plan::plan(instance, budget, Planner::Capuchin);
     let runs = runs.map_or(order, |plan| plan.runs());
     let moves = moves(graph, &runs, &mut |below| random.u64(0..below));
     let plan = Plan::with_moves(Planner::None, &runs, &moves);

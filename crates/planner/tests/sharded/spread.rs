@@ -9,7 +9,7 @@ use tightfit::effort::{Effort, Meter};
 use tightfit::graph::Graph;
 use tightfit::id::{NodeId, ValueId};
 use tightfit::operator::Operator;
-use tightfit::plan::{Plan, Planner, base_order, plan_within, simulate, spread};
+use tightfit::plan::{Instance, Plan, Planner, base_order, plan_within, simulate, spread};
 use tightfit::sharded::Sharded;
 use tightfit::units::Bytes;
 
@@ -59,12 +59,13 @@ fn collectives_have_room_where_there_is_some() {
         let (_, Sharded { graph, .. }) = shared(reductions);
         let (profile, kinds) = (profile(&graph), kinds(&graph));
         let order = base_order(&graph, &profile);
+        let instance = Instance::new(&graph, &profile, &order);
         let peak = simulate(&graph, &profile, &order).curve.peak;
         for percent in [120, 80, 60, 50] {
             let budget = Bytes(peak.0 * percent / 100);
             let effort = Effort::work(1, 5_000);
             let mut meter = Meter::new(&effort);
-            let found = plan_within(&graph, &profile, &order, budget, Planner::Auto, &mut meter);
+            let found = plan_within(instance, budget, Planner::Auto, &mut meter);
             let before = found.unwrap();
             let after = spread(&graph, &profile, &before, budget).runs();
             assert!(simulate(&graph, &profile, &after).curve.peak <= budget);

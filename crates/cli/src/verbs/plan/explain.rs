@@ -9,7 +9,7 @@ use tightfit::id::NodeId;
 use tightfit::plan::published::capuchin::{
     Candidate, Choice, End, Explanation, Figures, Rule, explain,
 };
-use tightfit::plan::{Infeasible, Planner, Retention, base_order, simulate};
+use tightfit::plan::{Infeasible, Instance, Planner, Retention, base_order, simulate};
 use tightfit::profile::Profile;
 use tightfit::units::Bytes;
 use tightfit_engine::{FittedGraph, FittingError};
@@ -62,6 +62,7 @@ pub fn of_plan<'a>(
     planned: &FittedGraph,
 ) -> anyhow::Result<Option<Explained<'a>>> {
     let order = base_order(graph, profile);
+    let instance = Instance::new(graph, profile, &order);
     let budget = planned.slab();
     let rule = match planner {
         Planner::Capuchin => Rule::Ours { budget },
@@ -72,7 +73,7 @@ pub fn of_plan<'a>(
         _ => return Ok(None),
     };
     let runs = planned.fitted.schedule().runs();
-    let explanation = explain(graph, profile, &order, rule, Some(&runs));
+    let explanation = explain(instance, rule, Some(&runs));
     ensure!(
         explanation.runs == runs && explanation.peak() == planned.fitted.timeline().peak,
         "the choices that were found do not make the plan; please report this"
@@ -96,7 +97,8 @@ pub fn of_refusal<'a>(
         _ => return None,
     };
     let order = base_order(graph, profile);
-    let explanation = explain(graph, profile, &order, rule, None);
+    let instance = Instance::new(graph, profile, &order);
+    let explanation = explain(instance, rule, None);
     Some((Explained { graph, rule, explanation }, proof.clone()))
 }
 

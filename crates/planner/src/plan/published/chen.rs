@@ -6,23 +6,20 @@
 //! layers are here the units of the model.
 
 use crate::effort::Meter;
-use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::plan::published::chain::units;
 use crate::plan::rematerialize::{Retention, Retentions, rematerialize};
-use crate::plan::{Infeasible, Plan, PlanError, Planner, simulate};
-use crate::profile::Profile;
+use crate::plan::{Instance, Plan, PlanError, Planner};
 use crate::units::Bytes;
 
 /// √n segments, of about the same number of units each; the last segment's activations stay. One
 /// look at each node, so it does not ask whether there is time.
 pub fn chen(
-    graph: &Graph,
-    profile: &Profile,
-    order: &[NodeId],
+    instance: Instance<'_>,
     budget: Bytes,
     meter: &mut Meter<'_>,
 ) -> Result<Plan, PlanError> {
+    let Instance { graph, order, .. } = instance;
     let forward: Vec<NodeId> =
         order.iter().copied().filter(|&node| graph.nodes()[node].phase.is_forward()).collect();
     let units = units(graph, &forward);
@@ -47,8 +44,8 @@ pub fn chen(
     }
     meter.spend(4 * order.len() as u64);
     let plan = Plan::of_runs(Planner::Chen, rematerialize(graph, order, &retentions));
-    if simulate(graph, profile, &plan.runs()).curve.peak <= budget {
+    if instance.peak(&plan.runs()) <= budget {
         return Ok(plan);
     }
-    Err(PlanError::Infeasible(Box::new(Infeasible::new(graph, profile, budget, plan))))
+    Err(PlanError::infeasible(instance, budget, plan))
 }

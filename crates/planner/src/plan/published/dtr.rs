@@ -14,7 +14,7 @@ use crate::graph::Graph;
 use crate::id::{NodeId, StorageId};
 use crate::plan::published::family::heeding;
 use crate::plan::rematerialize::{legal, may_run_again, mutated_storages};
-use crate::plan::{Plan, PlanError, Planner};
+use crate::plan::{Instance, Plan, PlanError, Planner};
 use crate::profile::Profile;
 use crate::units::Bytes;
 
@@ -27,20 +27,19 @@ const POOL_PER_OPERATION: u64 = 8;
 
 /// The step as it runs online with `budget` bytes.
 pub fn dtr(
-    graph: &Graph,
-    profile: &Profile,
-    order: &[NodeId],
+    instance: Instance<'_>,
     budget: Bytes,
     meter: &mut Meter<'_>,
 ) -> Result<Plan, PlanError> {
+    let Instance { graph, order, .. } = instance;
     let rule = |limit: Bytes, meter: &mut Meter<'_>| {
-        let mut runtime = Runtime::new(graph, profile, order, limit);
+        let mut runtime = Runtime::new(instance, limit);
         for &node in order {
             runtime.run_first(node, meter);
         }
         legal(graph, &runtime.runs)
     };
-    heeding(graph, profile, order, budget, Planner::Dtr, rule, meter)
+    heeding(instance, budget, Planner::Dtr, rule, meter)
 }
 
 /// What the runtime knows of a storage.
@@ -81,7 +80,8 @@ struct Runtime<'a> {
 }
 
 impl<'a> Runtime<'a> {
-    fn new(graph: &'a Graph, profile: &'a Profile, order: &[NodeId], limit: Bytes) -> Runtime<'a> {
+    fn new(instance: Instance<'a>, limit: Bytes) -> Runtime<'a> {
+        let Instance { graph, profile, order } = instance;
         let is_mutated = mutated_storages(graph);
         let count = graph.storages().len();
         let mut tensors: SecondaryMap<StorageId, Tensor> = SecondaryMap::with_capacity(count);

@@ -3,17 +3,14 @@
 //! asked for.
 
 use crate::effort::Meter;
-use crate::graph::Graph;
 use crate::id::NodeId;
-use crate::plan::{Infeasible, NotFound, Plan, PlanError, Planner, none, simulate};
-use crate::profile::Profile;
+use crate::plan::{Instance, NotFound, Plan, PlanError, Planner, none};
 use crate::units::{Bytes, Seconds};
 
 /// The fastest of `family` that fits; so more memory is never slower. Its members are made and
 /// tried one after the other while there is time.
 pub(super) fn fastest(
-    graph: &Graph,
-    profile: &Profile,
+    instance: Instance<'_>,
     budget: Bytes,
     planner: Planner,
     mut make: impl FnMut(usize, &mut Meter<'_>) -> Option<Vec<NodeId>>,
@@ -29,7 +26,7 @@ pub(super) fn fastest(
         let Some(runs) = make(tried, meter) else { break true };
         tried += 1;
         meter.spend(2 * runs.len() as u64);
-        let (peak, seconds) = (simulate(graph, profile, &runs).curve.peak, profile.total(&runs));
+        let (peak, seconds) = (instance.peak(&runs), instance.profile.total(&runs));
         if lowest.as_ref().is_none_or(|least| (peak, seconds) < (least.0, least.1)) {
             lowest = Some((peak, seconds, runs.clone()));
         }
@@ -43,9 +40,9 @@ pub(super) fn fastest(
     let runs = lowest.map_or(Vec::new(), |(_, _, runs)| runs);
     let plan = Plan::of_runs(planner, runs);
     if !is_complete {
-        return Err(NotFound::error(graph, profile, budget, (tried, plan)));
+        return Err(NotFound::error(instance, budget, (tried, plan)));
     }
-    Err(PlanError::Infeasible(Box::new(Infeasible::new(graph, profile, budget, plan))))
+    Err(PlanError::infeasible(instance, budget, plan))
 }
 
 /// Shares of the peak beyond the static bytes that a rule is tried with where it exceeds its limit.
@@ -54,23 +51,22 @@ const RETREATS: [u64; 8] = [95, 80, 65, 50, 35, 20, 10, 0];
 /// What a rule makes of `order` that heeds a limit as it goes along, and may miss it. Where it
 /// does, the fastest plan that it makes for one of a few fixed limits, if that fits.
 pub(super) fn heeding(
-    graph: &Graph,
-    profile: &Profile,
-    order: &[NodeId],
+    instance: Instance<'_>,
     budget: Bytes,
     planner: Planner,
     rule: impl Fn(Bytes, &mut Meter<'_>) -> Vec<NodeId>,
     meter: &mut Meter<'_>,
 ) -> Result<Plan, PlanError> {
-    if let Ok(plan) = none(graph, profile, order, budget) {
+    let Instance { graph, order, .. } = instance;
+    if let Ok(plan) = none(instance, budget) {
         return Ok(Plan { planner, ..plan });
     }
     let runs = rule(budget, meter);
-    if simulate(graph, profile, &runs).curve.peak <= budget {
+    if instance.peak(&runs) <= budget {
         return Ok(Plan::of_runs(planner, runs));
     }
     let resting = graph.static_bytes();
-    let beyond = simulate(graph, profile, order).curve.peak.saturating_sub(resting);
+    let beyond = instance.peak(order).saturating_sub(resting);
     let member = |number: usize, meter: &mut Meter<'_>| match number.checked_sub(1) {
         None => Some(order.to_vec()),
         Some(retreat) => {
@@ -78,5 +74,5 @@ pub(super) fn heeding(
             Some(rule(resting + Bytes(beyond.0 / 100 * percent), meter))
         }
     };
-    fastest(graph, profile, budget, planner, member, meter)
+    fastest(instance, budget, planner, member, meter)
 }

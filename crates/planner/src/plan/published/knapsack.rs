@@ -10,12 +10,10 @@
 use cranelift_entity::SecondaryMap;
 
 use crate::effort::Meter;
-use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::plan::published::family::fastest;
 use crate::plan::rematerialize::{Readers, Retention, Retentions, may_run_again, mutated_storages};
-use crate::plan::{NotFound, Plan, PlanError, Planner};
-use crate::profile::Profile;
+use crate::plan::{Instance, NotFound, Plan, PlanError, Planner};
 use crate::units::{Bytes, Seconds};
 
 /// Bytes are rounded to this many parts of all items together, as PyTorch does.
@@ -29,13 +27,12 @@ const CELLS_PER_OPERATION: usize = 32;
 
 /// The fastest plan over all capacities whose peak fits.
 pub fn knapsack(
-    graph: &Graph,
-    profile: &Profile,
-    order: &[NodeId],
+    instance: Instance<'_>,
     budget: Bytes,
     meter: &mut Meter<'_>,
 ) -> Result<Plan, PlanError> {
-    let items = items(graph, profile, order, meter);
+    let Instance { graph, order, .. } = instance;
+    let items = items(instance, meter);
     let all: Bytes = items.iter().map(|item| item.bytes).sum();
     let slots =
         |bytes: Bytes| (bytes.0 as f64 / all.0.max(1) as f64 * SLOTS as f64).round() as usize;
@@ -57,11 +54,11 @@ pub fn knapsack(
         meter.spend(order.len() as u64);
         Some(readers.rematerialize(graph, order, &retentions))
     };
-    let result = fastest(graph, profile, budget, Planner::Knapsack, member, meter);
+    let result = fastest(instance, budget, Planner::Knapsack, member, meter);
     match result {
         // What was not tried proves nothing.
         Err(PlanError::Infeasible(refused)) if filled.is_none() => {
-            Err(NotFound::error(graph, profile, budget, (1, refused.plan)))
+            Err(NotFound::error(instance, budget, (1, refused.plan)))
         }
         result => result,
     }
@@ -78,7 +75,8 @@ struct Item {
 /// What may be saved or made again, in the order of `order`. The time of an item is its own and
 /// that of the nodes between it and other items: those are held by nobody, and run again with it.
 /// Where time is up, those so far.
-fn items(graph: &Graph, profile: &Profile, order: &[NodeId], meter: &mut Meter<'_>) -> Vec<Item> {
+fn items(instance: Instance<'_>, meter: &mut Meter<'_>) -> Vec<Item> {
+    let Instance { graph, profile, order } = instance;
     let is_mutated = mutated_storages(graph);
     let mut read_by_backward: SecondaryMap<NodeId, bool> = SecondaryMap::new();
     for &node in order.iter().filter(|&&node| !graph.nodes()[node].phase.is_forward()) {

@@ -16,8 +16,7 @@ use crate::id::{NodeId, StorageId};
 use crate::plan::modules::{CheckpointedUnit, ModulePlanError, SelectiveSeries, policy};
 use crate::plan::published::family::fastest;
 use crate::plan::rematerialize::{Readers, Retention, Retentions, may_run_again, mutated_storages};
-use crate::plan::{Plan, PlanError, Planner, none};
-use crate::profile::Profile;
+use crate::plan::{Instance, Plan, PlanError, Planner, none};
 use crate::units::Bytes;
 
 /// The binary logarithm of how many budgets of the program are tried.
@@ -28,13 +27,12 @@ const BITS: u32 = 5;
 /// The program counts neither batch, buffers and optimizer state nor the peak of the forward pass,
 /// so its budget is not that of the step.
 pub fn sac(
-    graph: &Graph,
-    profile: &Profile,
-    order: &[NodeId],
+    instance: Instance<'_>,
     budget: Bytes,
     meter: &mut Meter<'_>,
 ) -> Result<Plan, PlanError> {
-    if let Ok(plan) = none(graph, profile, order, budget) {
+    let Instance { graph, profile, order } = instance;
+    if let Ok(plan) = none(instance, budget) {
         return Ok(Plan { planner: Planner::Sac, ..plan });
     }
     let modules = measure_with_nodes(graph, profile).map_err(PlanError::ModuleStatistics)?;
@@ -60,7 +58,7 @@ pub fn sac(
             Some(decision.runs(order, &units))
         }
     };
-    fastest(graph, profile, budget, Planner::Sac, member, meter)
+    fastest(instance, budget, Planner::Sac, member, meter)
 }
 
 fn unsolved(error: ModulePlanError) -> PlanError {

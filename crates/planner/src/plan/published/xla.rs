@@ -13,7 +13,7 @@ use crate::graph::Graph;
 use crate::id::{NodeId, StorageId};
 use crate::plan::published::family::heeding;
 use crate::plan::rematerialize::{legal, may_run_again, mutated_storages};
-use crate::plan::{Plan, PlanError, Planner};
+use crate::plan::{Instance, Plan, PlanError, Planner};
 use crate::profile::Profile;
 use crate::units::Bytes;
 
@@ -36,12 +36,11 @@ const LOOKS_PER_OPERATION: u64 = 8;
 
 /// The sequence after XLA's pass with `budget` as its memory limit.
 pub fn xla(
-    graph: &Graph,
-    profile: &Profile,
-    order: &[NodeId],
+    instance: Instance<'_>,
     budget: Bytes,
     meter: &mut Meter<'_>,
 ) -> Result<Plan, PlanError> {
+    let Instance { graph, profile, order } = instance;
     let rule = |limit: Bytes, meter: &mut Meter<'_>| {
         let mut runs = order.to_vec();
         for _ in 0..PASSES {
@@ -54,7 +53,7 @@ pub fn xla(
         }
         runs
     };
-    heeding(graph, profile, order, budget, Planner::Xla, rule, meter)
+    heeding(instance, budget, Planner::Xla, rule, meter)
 }
 
 /// An instruction: one run of a node.

@@ -7,14 +7,13 @@ use std::collections::HashMap;
 use cranelift_entity::EntityRef;
 
 use crate::effort::Meter;
-use crate::graph::Graph;
 use crate::id::NodeId;
+use crate::plan::Instance;
 use crate::plan::quantity::ByteCount;
 use crate::plan::search::bound::{BoundOrder, CutInstant};
 use crate::plan::search::state::State;
 use crate::plan::search::state::problem::{OpId, Problem};
 use crate::plan::search::state::runs::rebase;
-use crate::profile::Profile;
 
 /// Adds instants for schedules in any order, with their hulls at a budget.
 pub fn add_instants(
@@ -56,13 +55,12 @@ pub fn highest(values: &[ByteCount], count: usize) -> Vec<OpId> {
 /// The operators in whose first runs a plan is tight, largest working set first, then spread out;
 /// as `problem` has them.
 pub fn tight(
-    graph: &Graph,
-    profile: &Profile,
+    instance: Instance<'_>,
     runs: &[NodeId],
     problem: &Problem,
     limit: ByteCount,
 ) -> Vec<OpId> {
-    let (own, events) = rebase(graph, profile, runs);
+    let (own, events) = rebase(instance, runs);
     let mut state = State::new(&own);
     state.set(&events);
     let mut values = Vec::new();

@@ -100,7 +100,7 @@ impl Lowest<'_> {
                 return;
             };
             let (random, meter) = (&mut self.random, &mut attempt.meter);
-            let runs = squeeze(self.search.graph, self.search.profile, &lowest.runs, random, meter);
+            let runs = squeeze(self.search.instance, &lowest.runs, random, meter);
             self.search.offer(runs);
             if !attempt.meter.until(NAMED).is_over() {
                 self.name();
@@ -144,7 +144,7 @@ impl Search<'_> {
         for _ in 0..2 {
             let Some(lowest) = self.found.first().cloned() else { return };
             let peak = ByteCount::of(lowest.peak);
-            let binding = tight(self.graph, self.profile, &lowest.runs, &self.given, peak);
+            let binding = tight(self.instance, &lowest.runs, &self.given, peak);
             for at in binding.into_iter().take(2) {
                 self.add_instant(at, attempt);
             }

@@ -41,7 +41,6 @@ use std::sync::Arc;
 
 use crate::aside::Aside;
 use crate::effort::{Effort, Meter};
-use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::plan::quantity::{ByteCount, Picoseconds};
 use crate::plan::search::attempt::{Attempt, Runner};
@@ -57,8 +56,7 @@ pub use crate::plan::search::rounds::FIRST_ROUND;
 use crate::plan::search::state::State;
 use crate::plan::search::state::problem::{OpId, Problem};
 use crate::plan::search::state::runs::{rebase, sequence};
-use crate::plan::{Infeasible, Plan, Planner, simulate};
-use crate::profile::Profile;
+use crate::plan::{Infeasible, Instance, Plan, Planner};
 use crate::units::{Bytes, Seconds};
 
 /// Instants at the highest points of the unplanned step, and as many spread out over it.
@@ -83,8 +81,7 @@ struct Stand {
 
 /// What is known about one graph: lines of the bound, and plans.
 pub struct Search<'a> {
-    graph: &'a Graph,
-    profile: &'a Profile,
+    instance: Instance<'a>,
     given: Arc<Problem>,
     reordered: Arc<Problem>,
     instants: Vec<CutInstant>,
@@ -111,28 +108,22 @@ pub struct Answer {
 
 impl<'a> Search<'a> {
     /// Nothing is known yet beyond the order itself.
-    pub fn new(graph: &'a Graph, profile: &'a Profile, order: &[NodeId]) -> Search<'a> {
-        let given = Arc::new(Problem::new(graph, profile, order));
-        let moved = order::improved(&given);
-        let reordered = Arc::new(Problem::new(graph, profile, &moved));
-        Search::of(graph, profile, given, reordered)
+    pub fn new(instance: Instance<'a>) -> Search<'a> {
+        let given = Arc::new(Problem::new(instance));
+        let order = order::improved(&given);
+        let reordered = Arc::new(Problem::new(Instance { order: &order, ..instance }));
+        Search::of(instance, given, reordered)
     }
 
     /// A search that has yet to begin, of the same step.
     pub(crate) fn anew(&self) -> Search<'a> {
-        Search::of(self.graph, self.profile, self.given.clone(), self.reordered.clone())
+        Search::of(self.instance, self.given.clone(), self.reordered.clone())
     }
 
-    fn of(
-        graph: &'a Graph,
-        profile: &'a Profile,
-        given: Arc<Problem>,
-        reordered: Arc<Problem>,
-    ) -> Search<'a> {
+    fn of(instance: Instance<'a>, given: Arc<Problem>, reordered: Arc<Problem>) -> Search<'a> {
         let orders = [order_of(&given), order_of(&reordered)];
         let mut search = Search {
-            graph,
-            profile,
+            instance,
             given,
             reordered,
             instants: Vec::new(),
@@ -173,36 +164,30 @@ impl<'a> Search<'a> {
     /// The fastest plan within a budget that is found in rounds, wherever tensors are placed; or
     /// the smallest that is known.
     pub fn fastest(&mut self, budget: Bytes, effort: &Effort<'_>) -> Result<Plan, Box<Infeasible>> {
-        let (graph, profile) = (self.graph, self.profile);
+        let instance = self.instance;
         let take = |plan: &Plan, _: &Effort<'_>| Ok(plan.clone());
         let rounds = self.in_rounds(budget, effort, take, |search, meter| {
             let plan = search.lowest(&meter.round(effort.work, 1.0));
-            let peak = simulate(graph, profile, &plan.runs()).curve.peak;
+            let peak = instance.peak(&plan.runs());
             if peak <= budget { Ok((plan.clone(), plan)) } else { Err(plan) }
         });
         rounds.taken.map_err(|smallest| {
-            let proof = Infeasible::new(graph, profile, budget, smallest);
+            let proof = Infeasible::new(instance, budget, smallest);
             Box::new(Infeasible { needed: proof.needed.max(self.least_budget()), ..proof })
         })
     }
 
     /// The plan with the smallest peak that is found.
     pub fn lowest(&mut self, effort: &Effort<'_>) -> Plan {
-        let (graph, profile, order) = (self.graph, self.profile, self.order());
+        let instance = self.instance;
         let meter = Meter::new(effort);
         std::thread::scope(|scope| {
-            let peers =
-                Aside::begin(scope, || lowest_of_peers(graph, profile, &order, &meter, |_| {}));
+            let peers = Aside::begin(scope, || lowest_of_peers(instance, &meter, |_| {}));
             // A thread that panicked leaves no plans, and its message.
             let peers = || peers.end().unwrap_or_default();
             let mut plans = self.smallest(effort, peers, |_| false);
             plans.swap_remove(0)
         })
-    }
-
-    /// All nodes, as they were given.
-    fn order(&self) -> Vec<NodeId> {
-        order_of(&self.given)
     }
 
     /// Time that no schedule within the budget beats, by the cuts known so far; `None` where no
@@ -226,7 +211,7 @@ impl<'a> Search<'a> {
 
     /// Makes a sequence of runs known, if it is better than what is.
     pub fn offer(&mut self, runs: Vec<NodeId>) -> Bytes {
-        let peak = simulate(self.graph, self.profile, &runs).curve.peak;
+        let peak = self.instance.peak(&runs);
         let extra = self.extra(&runs);
         let is_worse = |other: &KnownPlan| other.peak <= peak && other.extra <= extra;
         if !self.found.iter().any(is_worse) {
@@ -252,7 +237,7 @@ impl<'a> Search<'a> {
     /// Time of a sequence beyond that of all first runs.
     fn extra(&self, runs: &[NodeId]) -> Picoseconds {
         runs.iter()
-            .map(|&node| Picoseconds::round_down(self.profile.seconds[node]))
+            .map(|&node| Picoseconds::round_down(self.instance.profile.seconds[node]))
             .sum::<Picoseconds>()
             - self.given.total
     }
@@ -300,7 +285,7 @@ impl<'a> Search<'a> {
 
     /// The same as [`Search::finish`] for a sequence of runs.
     fn finish_runs(&mut self, runs: &[NodeId], attempt: &mut Attempt<'_>) -> bool {
-        let (problem, events) = rebase(self.graph, self.profile, runs);
+        let (problem, events) = rebase(self.instance, runs);
         let mut state = State::new(&problem);
         state.set(&events);
         self.finish(&mut state, attempt)

@@ -2,10 +2,8 @@
 //! known to the search before it answers, so none of them is better.
 
 use crate::effort::Meter;
-use crate::graph::Graph;
 use crate::id::NodeId;
-use crate::plan::{self, PlanError, Planner};
-use crate::profile::Profile;
+use crate::plan::{self, Instance, PlanError, Planner};
 use crate::units::Bytes;
 
 /// The other planners, the quicker ones first; without those that ask the solver, whose work and
@@ -29,9 +27,7 @@ pub type OfRule = (Planner, Vec<NodeId>);
 /// The lowest plan that each of them reaches, offered as soon as it is there. Each has a floor of
 /// its own, as when it is asked alone.
 pub fn lowest_of_peers(
-    graph: &Graph,
-    profile: &Profile,
-    order: &[NodeId],
+    instance: Instance<'_>,
     meter: &Meter<'_>,
     mut offer: impl FnMut(&[NodeId]),
 ) -> Vec<OfRule> {
@@ -39,7 +35,7 @@ pub fn lowest_of_peers(
         let mut meter = meter.above(meter.effort().floor_beside);
         let is_interrupted = meter.elapsed().0.is_infinite();
         (!is_interrupted)
-            .then(|| peer(graph, profile, order, Bytes::ZERO, planner, &mut meter))
+            .then(|| peer(instance, Bytes::ZERO, planner, &mut meter))
             .flatten()
             .map(|runs| (planner, runs))
     };
@@ -49,14 +45,12 @@ pub fn lowest_of_peers(
 
 /// What a planner makes of a budget, or the lowest that it reaches; `None` where it has no plan.
 pub fn peer(
-    graph: &Graph,
-    profile: &Profile,
-    order: &[NodeId],
+    instance: Instance<'_>,
     budget: Bytes,
     planner: Planner,
     meter: &mut Meter<'_>,
 ) -> Option<Vec<NodeId>> {
-    match plan::plan_within(graph, profile, order, budget, planner, meter) {
+    match plan::plan_within(instance, budget, planner, meter) {
         Ok(plan) => Some(plan.runs()),
         Err(PlanError::Infeasible(proof)) => Some(proof.plan.runs()),
         Err(PlanError::NotFound(ended)) => Some(ended.plan.runs()),

@@ -2,18 +2,17 @@
 //! Invariant: nothing here waits for the race, and with a limit of work alone nothing here depends
 //! on how fast the race is.
 
+use crate::plan::Instance;
 use std::cmp::Reverse;
 use std::sync::Mutex;
 
 use crate::effort::{Effort, Meter};
-use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::plan::quantity::{ByteCount, Picoseconds};
 use crate::plan::search::binding_instants::highest;
 use crate::plan::search::bound::{BoundOrder, CutInstant, MovingInstant, Rates};
 use crate::plan::search::state::State;
 use crate::plan::search::state::problem::{OpId, Problem};
-use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
 
 /// The instants where the best start is tight get this part of the effort at most.
@@ -107,16 +106,15 @@ pub fn prove(
 /// in any other; `None` where no such schedule fits. `known` are the runs of one that does; nothing
 /// where none is known.
 pub fn lower_bound(
-    graph: &Graph,
-    profile: &Profile,
-    order: &[NodeId],
+    instance: Instance<'_>,
     kind: BoundOrder,
     budget: Bytes,
     known: &[NodeId],
     effort: &Effort<'_>,
 ) -> Option<Seconds> {
+    let profile = instance.profile;
     let mut meter = Meter::new(effort);
-    let problem = Problem::new(graph, profile, order);
+    let problem = Problem::new(instance);
     let limit = ByteCount::of(budget);
     let mut values = Vec::new();
     let mut state = State::new(&problem);
@@ -141,14 +139,13 @@ pub fn lower_bound(
 /// Time that no schedule within a budget beats, in whatever order its nodes run for the first time
 /// and whatever it moves between the device and tiers below; in a run of many steps.
 pub fn lower_bound_with_moves(
-    graph: &Graph,
-    profile: &Profile,
-    order: &[NodeId],
+    instance: Instance<'_>,
     budget: Bytes,
     effort: &Effort<'_>,
 ) -> Seconds {
+    let Instance { graph, profile, .. } = instance;
     let mut meter = Meter::new(effort);
-    let problem = Problem::new(graph, profile, order);
+    let problem = Problem::new(instance);
     let Some(rates) = Rates::new(&profile.hierarchy) else { return problem.total.seconds() };
     let limit = ByteCount::of(budget);
     let mut values = Vec::new();

@@ -31,9 +31,9 @@ impl Search<'_> {
             return std::mem::take(&mut attempt.found);
         }
         let best = self.best(limit.bytes()).cloned();
-        let waiting = best.as_ref().map_or(Vec::new(), |best| {
-            tight(self.graph, self.profile, &best.runs, &self.given, limit)
-        });
+        let waiting = best
+            .as_ref()
+            .map_or(Vec::new(), |best| tight(self.instance, &best.runs, &self.given, limit));
         let enough = best.map_or(Picoseconds::MAX, |best| best.extra);
         let (given, floor) = (self.given.clone(), self.floor(limit));
         let mut instants = std::mem::take(&mut self.instants);
@@ -107,7 +107,7 @@ impl Search<'_> {
         attempt: &mut Attempt<'_>,
     ) {
         let Attempt { limit, random, meter, .. } = attempt;
-        let (problem, events) = rebase(self.graph, self.profile, &runner.runs);
+        let (problem, events) = rebase(self.instance, &runner.runs);
         let mut state = State::new(&problem);
         state.set(&events);
         meter.spend(problem.len() as u64);

@@ -5,30 +5,28 @@ use cranelift_entity::EntityRef;
 use fastrand::Rng;
 
 use crate::effort::{Effort, Meter};
-use crate::graph::Graph;
 use crate::id::NodeId;
+use crate::plan::Instance;
 use crate::plan::quantity::{ByteCount, Picoseconds};
 use crate::plan::search::neighbourhood::improve;
 use crate::plan::search::repair::{polish, repair};
 use crate::plan::search::state::State;
 use crate::plan::search::state::problem::OpId;
 use crate::plan::search::state::runs::{rebase, sequence};
-use crate::profile::Profile;
 use crate::units::Bytes;
 
 /// A sequence that recomputes less than `runs` where so many bytes are away at each of them;
 /// `runs` where none is found.
 pub fn relieved(
-    graph: &Graph,
-    profile: &Profile,
+    instance: Instance<'_>,
     runs: &[NodeId],
     away: &[Bytes],
     budget: Bytes,
     effort: &Effort<'_>,
 ) -> Vec<NodeId> {
-    let (mut problem, events) = rebase(graph, profile, runs);
+    let (mut problem, events) = rebase(instance, runs);
     // Of a point, what is away at all of its runs.
-    let mut seen = vec![false; graph.nodes().len()];
+    let mut seen = vec![false; instance.graph.nodes().len()];
     let (mut point, mut least) = (1, ByteCount(i64::MAX));
     for (&node, &away) in runs.iter().zip(away) {
         least = least.min(ByteCount::of(away));

@@ -23,7 +23,7 @@ use crate::id::NodeId;
 use crate::plan::quantity::{ByteCount, Picoseconds};
 use crate::plan::search::Search;
 use crate::plan::search::peers::{OfRule, PEERS, peer};
-use crate::plan::{Plan, Planner, simulate};
+use crate::plan::{Plan, Planner};
 use crate::units::{Bytes, Seconds};
 
 /// Work of the first round, per operator.
@@ -119,8 +119,7 @@ impl Search<'_> {
         // The floor is in what is done, not in work.
         let meter = Meter::new(effort).uncounted();
         let mut taker = self.taker(&mut take, None);
-        let (graph, profile) = (self.graph, self.profile);
-        let order = self.order();
+        let instance = self.instance;
         let mut first = None;
         let mut heard = Vec::new();
         let mut ended = Ended::InOrder;
@@ -134,12 +133,11 @@ impl Search<'_> {
         std::thread::scope(|scope| {
             let (send, peers) = mpsc::channel();
             if self.best(budget).is_none_or(|best| best.extra > Picoseconds::ZERO) {
-                let order = &order;
                 let mut clock = Meter::new(&beside).uncounted().above(effort.floor_beside);
                 Aside::begin(scope, move || {
                     for planner in PEERS {
                         let is_interrupted = clock.elapsed().0.is_infinite();
-                        let runs = peer(graph, profile, order, budget, planner, &mut clock);
+                        let runs = peer(instance, budget, planner, &mut clock);
                         if is_interrupted || send.send((planner, runs)).is_err() {
                             return;
                         }
@@ -169,7 +167,7 @@ impl Search<'_> {
         if !taker.refused.is_empty() {
             let earnest = Effort { work: effort.work, ..offers };
             self.offer_all(budget, &heard, &mut taker, &earnest);
-            self.press(budget, (&order, heard), &mut taker, &earnest);
+            self.press(budget, heard, &mut taker, &earnest);
         }
         if taker.best.is_none() || ended != Ended::InOrder {
             let anew = self.begin_anew(budget, &meter, &mut taker, &mut first, lowest);
@@ -347,7 +345,7 @@ impl Search<'_> {
         taker: &mut Taker<'_, T>,
         effort: &Effort<'_>,
     ) {
-        let peak = |runs: &[NodeId]| simulate(self.graph, self.profile, runs).curve.peak;
+        let peak = |runs: &[NodeId]| self.instance.peak(runs);
         let known = self.found.iter().filter(|known| known.peak <= budget);
         let mut known: Vec<(Picoseconds, &[NodeId])> = peers
             .iter()
@@ -358,13 +356,11 @@ impl Search<'_> {
         known.sort_by_key(|&(extra, _)| extra);
         known.dedup();
         let (meter, least_looks) = (Meter::new(effort), self.least_looks());
-        let grace = meter.with_grace(self.given.len());
         for (number, (extra, runs)) in known.into_iter().take(MOST_LAST).enumerate() {
             let plan = Plan::of_runs(Planner::Auto, runs.to_vec());
             let floor = if number < FASTEST { self.floor_of_addresses() } else { 0 };
             let effort = &Effort { floor, ..meter.round(effort.work, 1.0) };
             if number >= least_looks && meter.is_late()
-                || number > 0 && grace.is_over()
                 || !taker.wants(extra)
                 || taker.offer(extra, &plan, effort).is_ok()
             {
@@ -383,18 +379,18 @@ impl Search<'_> {
     fn press<T>(
         &mut self,
         budget: Bytes,
-        (order, heard): (&[NodeId], Vec<OfRule>),
+        heard: Vec<OfRule>,
         taker: &mut Taker<'_, T>,
         effort: &Effort<'_>,
     ) {
-        let mut meter = Meter::new(effort);
-        let peak = |runs: &[NodeId]| simulate(self.graph, self.profile, runs).curve.peak;
+        let (instance, mut meter) = (self.instance, Meter::new(effort));
+        let peak = |runs: &[NodeId]| instance.peak(runs);
         for (planner, runs) in heard {
             let (mut target, mut reached) = (budget, peak(&runs));
             // One that is asked for less than it reaches gives the same plan again.
             while reached <= target && reached > Bytes::ZERO && !meter.is_late() {
                 target = reached - Bytes(1);
-                let runs = peer(self.graph, self.profile, order, target, planner, &mut meter);
+                let runs = peer(instance, target, planner, &mut meter);
                 let Some(plan) = runs.map(|runs| Plan::of_runs(Planner::Auto, runs)) else { break };
                 let (runs, extra) = (plan.runs(), self.extra(&plan.runs()));
                 reached = peak(&runs);
@@ -425,14 +421,12 @@ impl Search<'_> {
     /// first, until one is taken.
     fn offer_known<T>(&mut self, budget: Bytes, taker: &mut Taker<'_, T>, effort: &Effort<'_>) {
         let (meter, least_looks) = (Meter::new(effort), self.least_looks());
-        let grace = meter.with_grace(self.given.len());
         for (number, plan) in self.within(budget).enumerate() {
             let extra = self.extra(&plan.runs());
             if taker.refused.contains(&extra) {
                 continue;
             }
             if number >= least_looks && meter.is_late()
-                || number > 0 && grace.is_over()
                 || !taker.wants(extra)
                 || taker.offer(extra, &plan, effort).is_ok()
             {

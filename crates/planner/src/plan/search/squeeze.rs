@@ -10,13 +10,12 @@ use cranelift_entity::EntityRef;
 use fastrand::Rng;
 
 use crate::effort::Meter;
-use crate::graph::Graph;
 use crate::id::NodeId;
+use crate::plan::Instance;
 use crate::plan::quantity::ByteCount;
 use crate::plan::search::repair::{polish, repair};
 use crate::plan::search::state::runs::{rebase, sequence};
 use crate::plan::search::state::{Event, State};
-use crate::profile::Profile;
 
 /// The part of the peak that a leg tries to save at first.
 const FIRST_STEP: i64 = 16;
@@ -25,13 +24,12 @@ const FAILURES: usize = 24;
 
 /// One leg: from a sequence of runs to one that peaks no higher.
 pub fn squeeze(
-    graph: &Graph,
-    profile: &Profile,
+    instance: Instance<'_>,
     runs: &[NodeId],
     random: &mut Rng,
     meter: &mut Meter,
 ) -> Vec<NodeId> {
-    let (problem, events) = rebase(graph, profile, runs);
+    let (problem, events) = rebase(instance, runs);
     let mut state = State::new(&problem);
     state.set(&events);
     meter.spend(problem.len() as u64);

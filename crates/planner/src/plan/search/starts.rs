@@ -72,7 +72,7 @@ impl Search<'_> {
             }
             // Where the best plan is tight, other cuts may bind.
             if let Some(best) = self.best(attempt.limit.bytes()) {
-                waiting = tight(self.graph, self.profile, &best.runs, &given, attempt.limit);
+                waiting = tight(self.instance, &best.runs, &given, attempt.limit);
                 waiting.retain(|at| self.instants.iter().all(|instant| instant.at != *at));
                 waiting.truncate(8);
             }
@@ -82,7 +82,7 @@ impl Search<'_> {
             let (all, end) = forward(problem);
             let up = |op: OpId| op.index() as f64;
             for depth in [1, 2] {
-                let blocks = per_block(self.graph, problem, depth);
+                let blocks = per_block(self.instance.graph, problem, depth);
                 if !blocks.is_empty() {
                     interpolate(state, end, &[], &blocks, up, attempt.limit);
                     self.finish(state, attempt);

@@ -5,6 +5,7 @@
 use crate::effort::{Effort, Meter};
 use crate::graph::Graph;
 use crate::id::NodeId;
+use crate::plan::Instance;
 use crate::plan::published::capuchin::msps::{Candidates, Choosing, Chosen, Figures};
 use crate::plan::published::capuchin::ours::Greedy;
 use crate::plan::published::capuchin::published::{End, PredictedSavings};
@@ -101,13 +102,8 @@ impl Explanation {
 
 /// The choices of a rule over `order`: as far as they make the sequence `shown`, or, without one,
 /// as far as the rule itself goes.
-pub fn explain(
-    graph: &Graph,
-    profile: &Profile,
-    order: &[NodeId],
-    rule: Rule,
-    shown: Option<&[NodeId]>,
-) -> Explanation {
+pub fn explain(instance: Instance<'_>, rule: Rule, shown: Option<&[NodeId]>) -> Explanation {
+    let Instance { graph, profile, order } = instance;
     let step = Step { graph, profile, order };
     let effort = Effort::default();
     let mut meter = Meter::new(&effort);
@@ -117,11 +113,11 @@ pub fn explain(
                 Some(shown) => now.runs == shown,
                 None => now.peak <= budget,
             };
-            let mut greedy = Greedy::new(graph, profile, order, &mut meter);
+            let mut greedy = Greedy::new(instance, &mut meter);
             follow(&step, &mut greedy, None, ends_at, &mut meter)
         }
         Rule::Published { need } => {
-            let mut savings = PredictedSavings::new(graph, profile, order, &mut meter);
+            let mut savings = PredictedSavings::new(instance, &mut meter);
             let ends_at =
                 |now: &Now| now.saved >= need && shown.is_none_or(|shown| now.runs == shown);
             let explanation = follow(&step, &mut savings, Some(need), ends_at, &mut meter);

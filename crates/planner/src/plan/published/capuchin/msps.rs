@@ -7,6 +7,7 @@
 //! (recompute time × executions), where a node is executed for itself and once for each chosen node
 //! that it is a source of.
 
+use crate::plan::Instance;
 use std::collections::BTreeSet;
 
 use cranelift_entity::SecondaryMap;
@@ -83,12 +84,8 @@ pub(super) struct Candidates<'a> {
 impl<'a> Candidates<'a> {
     /// Nothing is chosen yet. Where time is up the sources of the later candidates are missing, so
     /// nothing may be chosen any more.
-    pub fn new(
-        graph: &Graph,
-        profile: &'a Profile,
-        order: &[NodeId],
-        meter: &mut Meter<'_>,
-    ) -> Candidates<'a> {
+    pub fn new(instance: Instance<'a>, meter: &mut Meter<'_>) -> Candidates<'a> {
+        let Instance { graph, profile, order } = instance;
         let is_mutated = mutated_storages(graph);
         let mut table: SecondaryMap<NodeId, Option<CandidateState>> = SecondaryMap::new();
         let accesses = accesses(graph, order);

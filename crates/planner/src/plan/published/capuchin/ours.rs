@@ -14,28 +14,24 @@ use crate::machine::Route;
 use crate::plan::offload::Offloading;
 use crate::plan::published::capuchin::msps::{Candidates, Choosing, Chosen};
 use crate::plan::rematerialize::{Readers, Retention, Retentions};
-use crate::plan::{Infeasible, NotFound, Plan, PlanError, Planner};
+use crate::plan::{Instance, NotFound, Plan, PlanError, Planner};
 use crate::profile::Profile;
 use crate::units::Bytes;
 
 /// The greedy planner with the simulated peak as its judge.
 pub fn capuchin(
-    graph: &Graph,
-    profile: &Profile,
-    order: &[NodeId],
+    instance: Instance<'_>,
     budget: Bytes,
     meter: &mut Meter<'_>,
 ) -> Result<Plan, PlanError> {
-    let mut greedy = Greedy::new(graph, profile, order, meter);
+    let mut greedy = Greedy::new(instance, meter);
     while greedy.curve.peak > budget {
         if greedy.choose(meter).is_none() {
             let plan = Plan::of_runs(Planner::Capuchin, greedy.runs);
             if meter.is_late() {
-                return Err(NotFound::error(graph, profile, budget, (greedy.tried, plan)));
+                return Err(NotFound::error(instance, budget, (greedy.tried, plan)));
             }
-            return Err(PlanError::Infeasible(Box::new(Infeasible::new(
-                graph, profile, budget, plan,
-            ))));
+            return Err(PlanError::infeasible(instance, budget, plan));
         }
     }
     Ok(Plan::of_runs(Planner::Capuchin, greedy.runs))
@@ -59,12 +55,8 @@ pub(super) struct Greedy<'a> {
 }
 
 impl<'a> Greedy<'a> {
-    pub fn new(
-        graph: &'a Graph,
-        profile: &'a Profile,
-        order: &'a [NodeId],
-        meter: &mut Meter<'_>,
-    ) -> Greedy<'a> {
+    pub fn new(instance: Instance<'a>, meter: &mut Meter<'_>) -> Greedy<'a> {
+        let Instance { graph, profile, order } = instance;
         meter.spend(4 * order.len() as u64);
         let lives = liveness_with(graph, profile, order, &[]);
         Greedy {
@@ -72,7 +64,7 @@ impl<'a> Greedy<'a> {
             profile,
             order,
             readers: Readers::new(graph, order),
-            candidates: Candidates::new(graph, profile, order, meter),
+            candidates: Candidates::new(instance, meter),
             retentions: Retentions::new(),
             swapped: None,
             runs: order.to_vec(),

@@ -11,7 +11,7 @@ use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::plan::published::capuchin::msps::{Candidates, Choosing, Chosen};
 use crate::plan::rematerialize::{Readers, Retention, Retentions};
-use crate::plan::{Infeasible, NotFound, Plan, PlanError, Planner, Prediction, simulate};
+use crate::plan::{Infeasible, Instance, NotFound, Plan, PlanError, Planner, Prediction, simulate};
 use crate::profile::Profile;
 use crate::units::Bytes;
 
@@ -36,15 +36,14 @@ pub struct End {
 /// Chooses by highest MSPS until the predicted savings cover what the peak of `order` is above the
 /// budget.
 pub fn capuchin_published(
-    graph: &Graph,
-    profile: &Profile,
-    order: &[NodeId],
+    instance: Instance<'_>,
     budget: Bytes,
     meter: &mut Meter<'_>,
 ) -> Result<Plan, PlanError> {
-    let unplanned = simulate(graph, profile, order).curve.peak;
+    let order = instance.order;
+    let unplanned = instance.peak(order);
     let need = unplanned.saturating_sub(budget);
-    let mut savings = PredictedSavings::new(graph, profile, order, meter);
+    let mut savings = PredictedSavings::new(instance, meter);
     while savings.sum() < need {
         if savings.choose(meter).is_none() {
             break;
@@ -52,10 +51,10 @@ pub fn capuchin_published(
     }
     if savings.sum() < need && meter.is_late() {
         let lowest = Plan::of_runs(Planner::CapuchinPublished, order.to_vec());
-        return Err(NotFound::error(graph, profile, budget, (1, lowest)));
+        return Err(NotFound::error(instance, budget, (1, lowest)));
     }
     let runs = savings.runs();
-    let simulated = simulate(graph, profile, &runs).curve.peak;
+    let simulated = instance.peak(&runs);
     if savings.sum() >= need && simulated <= budget {
         return Ok(Plan::of_runs(Planner::CapuchinPublished, runs));
     }
@@ -67,7 +66,7 @@ pub fn capuchin_published(
         predicted: unplanned.saturating_sub(savings.sum()),
         simulated,
     };
-    let proof = Infeasible::new(graph, profile, budget, plan);
+    let proof = Infeasible::new(instance, budget, plan);
     Err(PlanError::Infeasible(Box::new(Infeasible {
         reached,
         prediction: Some(prediction),
@@ -87,19 +86,15 @@ pub(super) struct PredictedSavings<'a> {
 }
 
 impl<'a> PredictedSavings<'a> {
-    pub fn new(
-        graph: &'a Graph,
-        profile: &'a Profile,
-        order: &'a [NodeId],
-        meter: &mut Meter<'_>,
-    ) -> PredictedSavings<'a> {
+    pub fn new(instance: Instance<'a>, meter: &mut Meter<'_>) -> PredictedSavings<'a> {
+        let Instance { graph, profile, order } = instance;
         meter.spend(4 * order.len() as u64);
         PredictedSavings {
             graph,
             profile,
             order,
             readers: Readers::new(graph, order),
-            candidates: Candidates::new(graph, profile, order, meter),
+            candidates: Candidates::new(instance, meter),
             sums: vec![Bytes::ZERO],
         }
     }

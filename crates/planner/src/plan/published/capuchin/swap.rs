@@ -10,14 +10,12 @@ use cranelift_entity::SecondaryMap;
 
 use crate::analysis::access_profile;
 use crate::effort::Meter;
-use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::machine::Route;
 use crate::plan::offload::Offloading;
 use crate::plan::published::capuchin::msps::Choosing;
 use crate::plan::published::capuchin::ours::{Greedy, capuchin};
-use crate::plan::{Infeasible, NotFound, Plan, PlanError, Planner, simulate};
-use crate::profile::Profile;
+use crate::plan::{Instance, NotFound, Plan, PlanError, Planner};
 use crate::units::{Bytes, Seconds};
 
 /// The hybrid; where the machine has no tier below the device, recomputation alone.
@@ -26,17 +24,16 @@ use crate::units::{Bytes, Seconds};
 /// candidate. From there on, one choice of recomputation after another is made as long as there is
 /// any, and the fastest of the plans is taken: with less to hold, less waits for the lanes.
 pub fn capuchin_swap(
-    graph: &Graph,
-    profile: &Profile,
-    order: &[NodeId],
+    instance: Instance<'_>,
     budget: Bytes,
     meter: &mut Meter<'_>,
 ) -> Result<Plan, PlanError> {
+    let Instance { graph, profile, order } = instance;
     let Some(route) = profile.hierarchy.main_route() else {
-        return capuchin(graph, profile, order, budget, meter);
+        return capuchin(instance, budget, meter);
     };
-    let mut greedy = Greedy::new(graph, profile, order, meter);
-    for node in hidden(graph, profile, order, route, meter) {
+    let mut greedy = Greedy::new(instance, meter);
+    for node in hidden(instance, route, meter) {
         if greedy.curve.peak <= budget {
             break;
         }
@@ -66,9 +63,9 @@ pub fn capuchin_swap(
     let lowest = moved(&greedy, greedy.curve.peak)
         .map_or_else(|| Plan::of_runs(Planner::CapuchinSwap, greedy.runs()), |(_, plan)| plan);
     if meter.is_late() {
-        return Err(NotFound::error(graph, profile, budget, (greedy.tried, lowest)));
+        return Err(NotFound::error(instance, budget, (greedy.tried, lowest)));
     }
-    Err(PlanError::Infeasible(Box::new(Infeasible::new(graph, profile, budget, lowest))))
+    Err(PlanError::infeasible(instance, budget, lowest))
 }
 
 /// A node whose outputs may be away, with times in the unplanned step.
@@ -90,15 +87,10 @@ impl Swap {
 /// Nodes whose outputs can be away and back between their last forward access and their first
 /// backward one, by falling free time: idle seconds less swap seconds (the case `idle_time`). Each
 /// is one whose transfers the lanes hide beside those of all before it, and the tier has room for.
-fn hidden(
-    graph: &Graph,
-    profile: &Profile,
-    order: &[NodeId],
-    route: Route,
-    meter: &mut Meter<'_>,
-) -> Vec<NodeId> {
+fn hidden(instance: Instance<'_>, route: Route, meter: &mut Meter<'_>) -> Vec<NodeId> {
+    let Instance { graph, profile, order } = instance;
     meter.spend(2 * order.len() as u64);
-    let curve = simulate(graph, profile, order).curve;
+    let curve = instance.simulate(order).curve;
     let table = access_profile(graph, profile, order, &curve, None);
     let mut start: SecondaryMap<NodeId, f64> = SecondaryMap::new();
     let mut now = 0.0;

@@ -18,7 +18,7 @@ use crate::plan::published::chain::units;
 use crate::plan::published::family::fastest;
 use crate::plan::published::rotor::costs::CostTable;
 use crate::plan::rematerialize::{legal, may_run_again, mutated_storages};
-use crate::plan::{Plan, PlanError, Planner};
+use crate::plan::{Instance, Plan, PlanError, Planner};
 use crate::profile::Profile;
 use crate::units::Bytes;
 
@@ -33,12 +33,11 @@ const SCHEDULES: usize = 40;
 
 /// The fastest schedule over all amounts of memory whose peak fits.
 pub fn rotor(
-    graph: &Graph,
-    profile: &Profile,
-    order: &[NodeId],
+    instance: Instance<'_>,
     budget: Bytes,
     meter: &mut Meter<'_>,
 ) -> Result<Plan, PlanError> {
+    let Instance { graph, profile, order } = instance;
     let chain = Chain::new(graph, order);
     let blocks = (chain.length > 0).then(|| chain.blocks(graph, profile, order));
     let table = blocks.as_ref().map(CostTable::new);
@@ -54,7 +53,7 @@ pub fn rotor(
             Some(chain.runs(graph, order, &table.schedule(*chosen.get(number)?)))
         }
     };
-    fastest(graph, profile, budget, Planner::Rotor, member, meter)
+    fastest(instance, budget, Planner::Rotor, member, meter)
 }
 
 /// The forward pass, cut into blocks.

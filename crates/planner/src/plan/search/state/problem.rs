@@ -5,6 +5,7 @@
 //! Operator 0 stands for the placeholders that die: the batch and the tangents. Point `t` is the
 //! first run of operator `t` together with the recomputations just before it.
 
+use crate::plan::Instance;
 use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap, entity_impl};
 
 use crate::graph::Graph;
@@ -110,7 +111,8 @@ enum Track {
 
 impl Problem {
     /// The problem of running all nodes of `order`, inputs before users.
-    pub fn new(graph: &Graph, profile: &Profile, order: &[NodeId]) -> Problem {
+    pub fn new(instance: Instance<'_>) -> Problem {
+        let Instance { graph, profile, order } = instance;
         let size = |storage: StorageId| ByteCount::of(graph.storages()[storage]);
         let is_written = mutated_storages(graph);
         let mut track: SecondaryMap<StorageId, Track> = SecondaryMap::new();

@@ -4,11 +4,10 @@
 
 use cranelift_entity::SecondaryMap;
 
-use crate::graph::Graph;
 use crate::id::NodeId;
+use crate::plan::Instance;
 use crate::plan::search::state::Event;
 use crate::plan::search::state::problem::{OpId, Problem, TensorId};
-use crate::profile::Profile;
 
 /// The runs that events stand for, without those that nothing reads before the same operator runs
 /// again.
@@ -59,8 +58,9 @@ pub fn sequence(problem: &Problem, events: &[Event]) -> Vec<NodeId> {
 ///
 /// A run that stands between two first runs belongs to the point of the second; runs behind the
 /// last are dropped.
-pub fn rebase(graph: &Graph, profile: &Profile, runs: &[NodeId]) -> (Problem, Vec<Event>) {
-    let mut place: SecondaryMap<NodeId, u32> = SecondaryMap::with_capacity(graph.nodes().len());
+pub fn rebase(instance: Instance<'_>, runs: &[NodeId]) -> (Problem, Vec<Event>) {
+    let nodes = instance.graph.nodes().len();
+    let mut place: SecondaryMap<NodeId, u32> = SecondaryMap::with_capacity(nodes);
     let mut order = Vec::with_capacity(runs.len());
     let mut again = Vec::new();
     for &node in runs {
@@ -79,5 +79,5 @@ pub fn rebase(graph: &Graph, profile: &Profile, runs: &[NodeId]) -> (Problem, Ve
         .collect();
     events.sort_unstable();
     events.dedup();
-    (Problem::new(graph, profile, &order), events)
+    (Problem::new(Instance { order: &order, ..instance }), events)
 }

@@ -12,7 +12,7 @@ use crate::plan::search::order;
 use crate::plan::search::state::problem::{OpId, Problem};
 use crate::plan::search::state::runs::{rebase, sequence};
 use crate::plan::search::state::{Event, State};
-use crate::plan::{base_order, simulate};
+use crate::plan::{Instance, base_order, simulate};
 use crate::profile::Profile;
 use crate::tensor::{Argument, DType};
 use crate::units::{Bytes, Seconds};
@@ -149,7 +149,7 @@ fn is_true(graph: &Graph, profile: &Profile, state: &mut State, tally: &mut Tall
     // The order that the runs really have, planned anew, gives the same runs, or cheaper ones:
     // recomputations between two first runs come in the new order of first runs, each once, so that
     // an earlier one may be of no use any more.
-    let (own, events) = rebase(graph, profile, &runs);
+    let (own, events) = rebase(Instance::new(graph, profile, &runs), &runs);
     let mut rebased = State::new(&own);
     rebased.set(&events);
     assert_eq!(rebased.events(), events, "an event is not allowed in its own order");
@@ -188,9 +188,13 @@ fn a_state_agrees_with_the_simulation_and_takes_back_what_was_tried() {
             let orders = [
                 graph.compute_nodes(),
                 base_order(&graph, &profile),
-                order::improved(&Problem::new(&graph, &profile, &graph.compute_nodes())),
+                order::improved(&Problem::new(Instance::new(
+                    &graph,
+                    &profile,
+                    &graph.compute_nodes(),
+                ))),
             ];
-            let problem = Problem::new(&graph, &profile, &orders[random.usize(..3)]);
+            let problem = Problem::new(Instance::new(&graph, &profile, &orders[random.usize(..3)]));
             let mut state = State::new(&problem);
             is_true(&graph, &profile, &mut state, &mut tally);
             for _ in 0..20 {
