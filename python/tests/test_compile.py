@@ -84,7 +84,7 @@ def test_budgets_as_people_write_them(budget: int | str | np.int64, size: int) -
     assert [plan.budget for plan in tightfit.plans(model)] == [size]
 
 
-@pytest.mark.parametrize("budget", [-1, "x", 1.5, None, True, "60%", 10**30, "1e3", "GiB", "", [1]])
+@pytest.mark.parametrize("budget", [-1, 0, "0 GiB", "x", 1.5, None, True, "60%", 10**30, "1e3", "GiB", "", [1]])
 def test_budgets_that_are_none(budget: object) -> None:
     with pytest.raises(tightfit.OptionError, match="budget="):
         tightfit.compile(Perceptron(), budget=budget)

@@ -13,7 +13,7 @@ import numpy
 import pytest
 import torch
 from torch import distributed
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch import nn
 
 import tightfit
@@ -185,6 +185,10 @@ def test_parameters_that_are_sharded_later_are_refused(mesh):
     model = tightfit.compile(Net(), budget="1MiB")
     fully_shard(model, mesh=mesh)
     with pytest.raises(tightfit.CompileError, match="FSDP2"):
+        model(torch.randn(8, 16))
+    # FSDP around a compiled model: the first call tells.
+    model = FullyShardedDataParallel(tightfit.compile(Net(), budget="1MiB"), device_id=torch.device("cpu"))
+    with pytest.raises(tightfit.CompileError, match="FSDP shards"):
         model(torch.randn(8, 16))
 
 

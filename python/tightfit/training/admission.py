@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from itertools import chain
 from typing import Any
 
 import torch
@@ -30,15 +31,17 @@ def as_built(model: Any, function: str) -> None:
 
 
 def unsharded(model: nn.Module, function: str) -> None:
-    """Refuses a model whose parameters FSDP shards."""
-    sharded = sys.modules.get("torch.distributed.fsdp")
-    for kind, call in (("FSDPModule", "FSDP2 (fully_shard)"), ("FullyShardedDataParallel", "FSDP")):
-        known = getattr(sharded, kind, ())
-        if any(isinstance(module, known) for module in model.modules()):
-            raise CompileError(
-                f"{call} shards the parameters of {type(model).__name__}{_given()}, and a plan is for parameters that are whole. "
-                f"Give {function} the model without it, and DistributedDataParallel around that; or let "
-                "tightfit.distributed shard the stages of a pipeline, by a mesh with the dimensions \"dp\" and \"pp\"")
+    """Refuses a model whose parameters FSDP shards, inside of it or around it."""
+    sharded, modules = sys.modules.get("torch.distributed.fsdp"), list(model.modules())
+    kinds = (("FSDPModule", "FSDP2 (fully_shard)"), ("FullyShardedDataParallel", "FSDP"))
+    inside = (call for kind, call in kinds if any(isinstance(module, getattr(sharded, kind, ())) for module in modules))
+    # FSDP marks the modules that it is around.
+    around = ("FSDP" for module in modules if getattr(module, "_is_fsdp_managed_module", False))
+    if (call := next(chain(inside, around), None)) is not None:
+        raise CompileError(
+            f"{call} shards the parameters of {type(model).__name__}{_given()}, and a plan is for parameters that are whole. "
+            f"Give {function} the model without it, and DistributedDataParallel around that; or let "
+            "tightfit.distributed shard the stages of a pipeline, by a mesh with the dimensions \"dp\" and \"pp\"")
 
 
 def _given() -> str:
