@@ -38,7 +38,7 @@ pub use fit::{
     FitTask, FittedGraph, FittedStep, FittingError, PlacementError, fit_graph, fit_placed,
     fit_step, within_memory,
 };
-pub use kernels::KernelError;
+pub use kernels::{KernelError, assert_disjoint};
 pub use memory::process;
 pub use memory::slab::{Slab, SlabError};
 pub use memory::tier::{self, TierError};

@@ -21,7 +21,9 @@ use tightfit::profile::Profile;
 use tightfit::schedule::{Lowering, Schedule, lower};
 use tightfit::tensor::{Argument, DType};
 use tightfit::units::Bytes;
-use tightfit_engine::{CompileError, Executable, Slab, Step, StepError, StepSettings};
+use tightfit_engine::{
+    CompileError, Executable, Slab, Step, StepError, StepSettings, assert_disjoint,
+};
 
 const SETTINGS: StepSettings = StepSettings { seed: 1, step: 0, learning_rate: 1e-3 };
 /// Bytes behind the slab that nothing may touch.
@@ -63,6 +65,7 @@ fn outcome(
 ) -> Result<Result<Vec<u8>, StepError>, CompileError> {
     let (profile, schedule) = lowered(graph, pool.current_num_threads());
     let checked = Checked::new(graph, &profile, schedule.clone())?;
+    assert_disjoint();
     let executable = Executable::compile(graph, &checked, pool)?;
     let mut slab = Slab::new(schedule.slab + Bytes(GUARD)).unwrap();
     let end = schedule.slab.0 + GUARD;

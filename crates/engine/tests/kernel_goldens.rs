@@ -21,7 +21,7 @@ use tightfit::profile::Profile;
 use tightfit::schedule::{Lowering, lower};
 use tightfit::tensor::DType;
 use tightfit::units::Bytes;
-use tightfit_engine::{Executable, Slab, StepSettings};
+use tightfit_engine::{Executable, Slab, StepSettings, assert_disjoint};
 
 const TOLERANCE: f64 = 1e-5;
 /// For operators that do not depend on the step.
@@ -85,6 +85,7 @@ fn execute(
     schedule.budget = schedule.slab;
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
     let checked = Checked::new(graph, &profile, schedule.clone()).map_err(|e| e.to_string())?;
+    assert_disjoint();
     let executable =
         Executable::compile(graph, &checked, &Arc::new(pool)).map_err(|error| error.to_string())?;
     let mut slab = Slab::new(schedule.slab).unwrap();

@@ -24,7 +24,7 @@ use tightfit::profile::Profile;
 use tightfit::schedule::{Lowering, lower};
 use tightfit::tensor::DType;
 use tightfit::units::Bytes;
-use tightfit_engine::{CompileError, Executable, Slab, StepSettings};
+use tightfit_engine::{CompileError, Executable, Slab, StepSettings, assert_disjoint};
 
 /// max |a − b| / max |b|
 const TOLERANCE: f64 = 1e-5;
@@ -73,6 +73,7 @@ fn outcome(call: &Json, tensors: &SafeTensors, pool: &Arc<ThreadPool>) -> Outcom
     let mut schedule = lower(&graph, &profile, &plan, &Lowering::to(Goal::Within(Bytes(1 << 40))));
     schedule.budget = schedule.slab;
     let checked = Checked::new(&graph, &profile, schedule.clone()).unwrap();
+    assert_disjoint();
     let executable = match Executable::compile(&graph, &checked, pool) {
         Ok(executable) => executable,
         Err(error) => return Outcome::Uncompiled(error),

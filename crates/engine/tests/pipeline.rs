@@ -28,7 +28,7 @@ use tightfit::{Request, fit, unplanned};
 use tightfit_engine::philox::{key, philox};
 use tightfit_engine::step::read_graph;
 use tightfit_engine::transport::{Link, LinkError, Route, thread_links};
-use tightfit_engine::{Executable, Slab, StepError, StepSettings};
+use tightfit_engine::{Executable, Slab, StepError, StepSettings, assert_disjoint};
 
 const STEPS: u32 = 3;
 
@@ -74,6 +74,7 @@ fn run(graph: &Graph, is_planned: bool, link: Option<Arc<dyn Link>>) -> Result<S
     };
     let schedule = checked.schedule();
     let pool = Arc::new(ThreadPoolBuilder::new().num_threads(1).build().unwrap());
+    assert_disjoint();
     let mut executable = Executable::compile(graph, &checked, &pool).unwrap();
     if let Some(link) = link {
         executable.connect(link, 0);

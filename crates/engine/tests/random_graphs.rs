@@ -22,7 +22,7 @@ use tightfit::tensor::{Argument, DType};
 use tightfit::units::Bytes;
 use tightfit::{Goal, Request, fit, unplanned};
 use tightfit_engine::philox::{key, philox};
-use tightfit_engine::{Executable, Slab, StepSettings};
+use tightfit_engine::{Executable, Slab, StepSettings, assert_disjoint};
 use tightfit_testing::config;
 
 const STEPS: u32 = 2;
@@ -59,6 +59,7 @@ fn fill(out: &mut [u8], node: u32, step: u32) {
 /// views included.
 fn execute(graph: &Graph, profile: &Profile, schedule: &Schedule, threads: usize) -> Vec<Vec<u8>> {
     let checked = Checked::new(graph, profile, schedule.clone()).unwrap();
+    assert_disjoint();
     let executable = Executable::compile(graph, &checked, &pool(threads)).unwrap();
     let mut slab = Slab::new(schedule.slab).unwrap();
     // Nothing may depend on what lay in the slab before.
@@ -279,6 +280,7 @@ fn drop_out(
     let profile = profile(&graph, threads);
     let schedule = unplanned(&graph, &profile).unwrap().schedule().clone();
     let checked = Checked::new(&graph, &profile, schedule.clone()).unwrap();
+    assert_disjoint();
     let executable = Executable::compile(&graph, &checked, &pool(threads)).unwrap();
     let mut slab = Slab::new(schedule.slab).unwrap();
     let input = schedule.buffers[schedule.placeholders[0].1].address;

@@ -26,7 +26,8 @@ use tightfit::unplanned;
 use tightfit_engine::step::{Divided, Sharing};
 use tightfit_engine::transport::{Link, thread_links};
 use tightfit_engine::{
-    Budget, Dataset, Evaluation, Executable, FitTask, Session, Step, VERSION, fit_step, weights,
+    Budget, Dataset, Evaluation, Executable, FitTask, Session, Step, VERSION, assert_disjoint,
+    fit_step, weights,
 };
 
 const MICRO_BATCHES: u32 = 8;
@@ -61,6 +62,7 @@ fn session(step: &Step, budget: Budget, link: Option<Arc<dyn Link>>, first: u32)
     let fitted = fit_step(step, &CallSeconds::new(VERSION, 1), &task).unwrap();
     let (training, evaluation) = (&fitted.training, fitted.evaluation.as_ref());
     let checked = training.fitted.checked();
+    assert_disjoint();
     let mut session = Session::new(step, checked, evaluation, training.slab(), 1, 3).unwrap();
     if let Some(link) = link {
         session.connect(link, first).unwrap();

@@ -18,7 +18,7 @@ use tightfit::schedule::{
 };
 use tightfit::tensor::{Argument, DType};
 use tightfit::units::{Bytes, Seconds};
-use tightfit_engine::{CompileError, Executable, Slab, StepError, StepSettings};
+use tightfit_engine::{CompileError, Executable, Slab, StepError, StepSettings, assert_disjoint};
 
 const ELEMENTS: u64 = 1024;
 const BYTES: u64 = ELEMENTS * 4;
@@ -117,6 +117,7 @@ fn wait(number: u32) -> Instruction {
 
 fn compiled(graph: &Graph, checked: &Checked) -> Result<Executable, CompileError> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+    assert_disjoint();
     Executable::compile(graph, checked, &Arc::new(pool))
 }
 

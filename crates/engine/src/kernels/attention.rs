@@ -10,6 +10,7 @@ use tightfit::operator::QUERY_BLOCK;
 
 use crate::kernels::matmul::{Matrix, product};
 use crate::kernels::operands::Workspace;
+use crate::kernels::parts;
 use crate::kernels::tensor::{Raw, Typed};
 use crate::kernels::{Kernel, KernelError, Operands, float_bytes, math, shaped, tasks, typed};
 
@@ -95,7 +96,9 @@ impl Shape {
         tasks::for_each(self.batch * self.heads, weight, |head| {
             let thread = rayon::current_thread_index().unwrap_or(0);
             assert!(thread < self.threads, "it runs on more threads than it was compiled for");
-            body(head / self.heads, head % self.heads, scores.shifted(thread * slice));
+            let scores = scores.shifted(thread * slice);
+            parts::scratch(scores.0, slice, thread);
+            body(head / self.heads, head % self.heads, scores);
         });
     }
 
@@ -108,7 +111,7 @@ impl Shape {
         let row = batch * mask.strides[0] + head * mask.strides[1] + query * mask.strides[2];
         for (key, score) in scores.iter_mut().enumerate() {
             // SAFETY: the caller's promise.
-            *score += unsafe { *mask.raw(base).at(row + key * mask.strides[3]) };
+            *score += unsafe { mask.raw(base).read(row + key * mask.strides[3]) };
         }
     }
 
@@ -170,7 +173,7 @@ pub(super) fn forward(operands: &Operands, threads: usize) -> Result<Kernel, Ker
                             let at = b * logsumexp.strides[0]
                                 + h * logsumexp.strides[1]
                                 + (first + row) * logsumexp.strides[2];
-                            *logsumexp.raw(run.base).at(at) = most + total.ln();
+                            logsumexp.raw(run.base).write(at, most + total.ln());
                         }
                     }
                     product(out.row_block(first, rows), false, 1.0, block, v.row_block(0, keys), 1);
@@ -236,7 +239,7 @@ pub(super) fn backward(operands: &Operands, threads: usize) -> Result<Kernel, Ke
                         let at = b * logsumexp.strides[0]
                             + h * logsumexp.strides[1]
                             + (first + row) * logsumexp.strides[2];
-                        let shift = *logsumexp.raw(run.base).at(at);
+                        let shift = logsumexp.raw(run.base).read(at);
                         let (p, hidden_p) =
                             scores.slice_mut(row * shape.keys, keys).split_at_mut(seen);
                         let (dp, hidden_dp) =

@@ -30,7 +30,7 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
         tasks::for_each(to.count, to.len, |i| {
             // SAFETY: rows of the output are disjoint; the index is checked before it is followed.
             unsafe {
-                let row = *index.at(at.at(i));
+                let row = index.read(at.at(i));
                 let target = out.slice_mut(to.at(i), to.len);
                 match usize::try_from(row).ok().filter(|&row| row < from.count) {
                     Some(row) => target.copy_from_slice(table.slice(from.at(row), from.len)),
@@ -72,7 +72,7 @@ pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
                     out.slice_mut(to.at(row) + first, len).fill(0.0);
                 }
                 for i in 0..at.count {
-                    let row = *index.at(at.at(i));
+                    let row = index.read(at.at(i));
                     if row == padding {
                         continue;
                     }
@@ -81,14 +81,14 @@ pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
                         continue;
                     };
                     let share = if by_frequency {
-                        1.0 / (0..at.count).filter(|&j| *index.at(at.at(j)) == row as i64).count()
+                        1.0 / (0..at.count).filter(|&j| index.read(at.at(j)) == row as i64).count()
                             as f32
                     } else {
                         1.0
                     };
                     let source = gradient.shifted(from.at(i) + first * from.step);
                     for (j, sum) in out.slice_mut(to.at(row) + first, len).iter_mut().enumerate() {
-                        *sum += *source.at(j * from.step) * share;
+                        *sum += source.read(j * from.step) * share;
                     }
                 }
             }

@@ -55,20 +55,21 @@ pub(super) fn gather(operands: &Operands) -> Result<Kernel, KernelError> {
                 // SAFETY: the index is checked before it is followed; other dimensions lie inside
                 // by their extents.
                 unsafe {
-                    let picked = *at.at(offset(&out.shape, &index.strides, i, None));
+                    let picked = at.read(offset(&out.shape, &index.strides, i, None));
                     let value = match usize::try_from(picked)
                         .ok()
                         .filter(|&picked| picked < x.shape[dim])
                     {
-                        Some(picked) => *from
-                            .at(offset(&out.shape, &x.strides, i, Some(dim))
-                                + picked * x.strides[dim]),
+                        Some(picked) => {
+                            let others = offset(&out.shape, &x.strides, i, Some(dim));
+                            from.read(others + picked * x.strides[dim])
+                        }
                         None => {
                             run.fault.raise(Fault::Index);
                             T::default()
                         }
                     };
-                    *to.at(offset(&out.shape, &out.strides, i, None)) = value;
+                    to.write(offset(&out.shape, &out.strides, i, None), value);
                 }
             }
         }))
@@ -103,11 +104,11 @@ pub(super) fn scatter_value(operands: &Operands) -> Result<Kernel, KernelError> 
                 // SAFETY: the index is checked before it is followed; other dimensions lie inside
                 // by their extents.
                 unsafe {
-                    let named = *at.at(offset(&index.shape, &index.strides, i, None));
+                    let named = at.read(offset(&index.shape, &index.strides, i, None));
                     match usize::try_from(named).ok().filter(|&named| named < out.shape[dim]) {
                         Some(named) => {
-                            *to.at(offset(&index.shape, &out.strides, i, Some(dim))
-                                + named * out.strides[dim]) = value
+                            let others = offset(&index.shape, &out.strides, i, Some(dim));
+                            to.write(others + named * out.strides[dim], value);
                         }
                         None => run.fault.raise(Fault::Index),
                     }

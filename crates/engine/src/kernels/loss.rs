@@ -56,7 +56,7 @@ impl Targets {
     /// Class and weight of row `i`; `None` where it does not count.
     fn row(&self, run: &Run, i: usize) -> Option<(usize, f32)> {
         // SAFETY: row i of the targets; the class is checked before it is followed.
-        let class = unsafe { *self.target.raw(run.base).at(i * self.target.strides[0]) };
+        let class = unsafe { self.target.raw(run.base).read(i * self.target.strides[0]) };
         if class == self.ignored {
             return None;
         }
@@ -67,7 +67,7 @@ impl Targets {
         let weight = |class: usize| {
             self.weight.as_ref().map_or(1.0, |w| {
                 // SAFETY: the class lies below the number of weights.
-                unsafe { *w.raw(run.base).at(class * w.strides[0]) }
+                unsafe { w.raw(run.base).read(class * w.strides[0]) }
             })
         };
         class.map(|class| (class, weight(class)))
@@ -101,25 +101,26 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
             let loss = row.map_or(0.0, |(class, weight)| {
                 let place = i * logits.strides[0] + class * logits.strides[1];
                 // SAFETY: the class is inside the row.
-                -weight * unsafe { *x.at(place) }
+                -weight * unsafe { x.read(place) }
             });
             sum += f64::from(loss);
             weights += f64::from(row.map_or(0.0, |(_, weight)| weight));
             if targets.reduction == Reduction::None {
                 // SAFETY: row i of the output.
-                unsafe { *y.at(i * out.strides[0]) = loss };
+                unsafe { y.write(i * out.strides[0], loss) };
             }
         }
         // SAFETY: scalars have one element.
         unsafe {
             match targets.reduction {
                 Reduction::None => {}
-                Reduction::Mean => *y.at(0) = (sum / weights) as f32,
-                Reduction::Sum => *y.at(0) = sum as f32,
+                Reduction::Mean => y.write(0, (sum / weights) as f32),
+                Reduction::Sum => y.write(0, sum as f32),
             }
             if let Some(total) = &total {
-                *total.raw(run.base).at(0) =
+                let weights =
                     if targets.reduction == Reduction::None { 0.0 } else { weights as f32 };
+                total.raw(run.base).write(0, weights);
             }
         }
     }))
@@ -141,20 +142,20 @@ pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
             // element.
             unsafe {
                 for class in 0..out.shape[1] {
-                    *y.at(i * out.strides[0] + class * out.strides[1]) = 0.0;
+                    y.write(i * out.strides[0] + class * out.strides[1], 0.0);
                 }
                 let Some((class, weight)) = targets.row(run, i) else { return };
                 let incoming = if targets.reduction == Reduction::None {
-                    *g.at(i * gradient.strides[0])
+                    g.read(i * gradient.strides[0])
                 } else {
-                    *g.at(0)
+                    g.read(0)
                 };
                 let divisor = if targets.reduction == Reduction::Mean {
-                    *total.raw(run.base).at(0)
+                    total.raw(run.base).read(0)
                 } else {
                     1.0
                 };
-                *y.at(i * out.strides[0] + class * out.strides[1]) = -weight * incoming / divisor;
+                y.write(i * out.strides[0] + class * out.strides[1], -weight * incoming / divisor);
             }
         });
     }))

@@ -20,6 +20,7 @@ mod normalization;
 mod operands;
 mod optimizer;
 mod packing;
+mod parts;
 mod pointwise;
 mod reduce;
 mod rows;
@@ -36,6 +37,7 @@ pub(crate) use collective::end;
 pub(crate) use matmul::take_panel;
 pub(crate) use operands::{Operands, Scratch};
 pub(crate) use packing::{Packed, packed};
+pub use parts::assert_disjoint;
 pub(crate) use run::{Fault, FaultFlag, Run};
 
 use operands::{dimension, float_bytes, shaped, typed};

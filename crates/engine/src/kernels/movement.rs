@@ -28,7 +28,7 @@ pub(super) fn arange(operands: &Operands) -> Result<Kernel, KernelError> {
         Ok(Box::new(move |run| {
             for i in 0..out.elements() {
                 // SAFETY: element i of a tensor of one dimension.
-                unsafe { *out.raw(run.base).at(i * out.strides[0]) = value(i) };
+                unsafe { out.raw(run.base).write(i * out.strides[0], value(i)) };
             }
         }))
     }

@@ -8,6 +8,7 @@
 
 use rayon::prelude::*;
 
+use crate::kernels::parts::Parts;
 use crate::kernels::tensor::{Element, Raw, Tensor};
 
 /// Elements of a block: inputs and output of one block stay in the first-level cache.
@@ -79,11 +80,13 @@ impl<const N: usize> Nest<N> {
         let blocks = elements / inner * per_row;
         // Blocks of a task: about as many as make up SERIAL / 2 elements.
         let group = (SERIAL / 2).div_ceil(inner.min(BLOCK)).min(blocks);
+        let parts = Parts::default();
         let task = |first: usize| {
             let mut state = scratch();
             for block in first..(first + group).min(blocks) {
                 let (row, start) = (block / per_row, block % per_row * BLOCK);
-                body(&mut state, self.offsets(row, start), BLOCK.min(inner - start));
+                let offsets = self.offsets(row, start);
+                parts.run(block, || body(&mut state, offsets, BLOCK.min(inner - start)));
             }
         };
         if elements < SERIAL {
@@ -124,11 +127,11 @@ pub(super) unsafe fn load<T: Element>(
     unsafe {
         match stride {
             1 if !staged => return from.slice(offset, len),
-            1 => std::ptr::copy_nonoverlapping(from.at(offset), buffer.as_mut_ptr(), len),
-            0 => buffer[..len].fill(*from.at(offset)),
+            1 => from.copy_to(offset, &mut buffer[..len]),
+            0 => buffer[..len].fill(from.read(offset)),
             _ => {
                 for (i, slot) in buffer[..len].iter_mut().enumerate() {
-                    *slot = *from.at(offset + i * stride);
+                    *slot = from.read(offset + i * stride);
                 }
             }
         }
@@ -156,7 +159,7 @@ pub(super) unsafe fn store<T: Element>(
         } else {
             compute(&mut buffer[..len]);
             for (i, &element) in buffer[..len].iter().enumerate() {
-                *to.at(offset + i * stride) = element;
+                to.write(offset + i * stride, element);
             }
         }
     }

@@ -62,7 +62,7 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
                 if from.step != 1 {
                     // A strided row is gathered where its result will lie, and normalized in place.
                     for (j, slot) in y.iter_mut().enumerate() {
-                        *slot = *x.at(from.at(i) + j * from.step);
+                        *slot = x.read(from.at(i) + j * from.step);
                     }
                 }
                 let row = if from.step == 1 { x.slice(from.at(i), from.len) } else { &*y };
@@ -74,10 +74,10 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
                     math::normalize_in_place(y, mean, rstd, weight, bias);
                 }
                 if let Some(out) = &mean_out {
-                    *out.raw(run.base).at(i) = mean;
+                    out.raw(run.base).write(i, mean);
                 }
                 if let Some(out) = &rstd_out {
-                    *out.raw(run.base).at(i) = rstd;
+                    out.raw(run.base).write(i, rstd);
                 }
             }
         });
@@ -136,7 +136,7 @@ pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
                     let (dy, x) =
                         (dy_data.slice(dy_rows.at(i), len), x_data.slice(x_rows.at(i), len));
                     if let Some(dw) = &mut dw {
-                        math::accumulate_product(dy, x, *mean.at(i), *rstd.at(i), dw);
+                        math::accumulate_product(dy, x, mean.read(i), rstd.read(i), dw);
                     }
                     if let Some(db) = &mut db {
                         math::accumulate(dy, db);
@@ -146,8 +146,8 @@ pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
                             dy,
                             x,
                             weight,
-                            *mean.at(i),
-                            *rstd.at(i),
+                            mean.read(i),
+                            rstd.read(i),
                             dx.slice_mut(rows.at(i), len),
                         );
                     }

@@ -159,7 +159,7 @@ fn sums(
                     .map(|row| math::sum(unsafe { from.slice(a + split.reduced_at(row, 1), len) }))
                     .sum();
                 // SAFETY: as above.
-                unsafe { *to.at(b) = total / divisor };
+                unsafe { to.write(b, total / divisor) };
             });
         }));
     }
@@ -243,7 +243,8 @@ fn each(
             let (a, b) = split.kept_at(i, 0);
             // SAFETY: the reduced elements lie in the input; output element i belongs to this task.
             unsafe {
-                *to.at(b) = f(&mut (0..count).map(|j| *from.at(a + split.reduced_at(j, 0))), count)
+                let mut elements = (0..count).map(|j| from.read(a + split.reduced_at(j, 0)));
+                to.write(b, f(&mut elements, count));
             };
         });
     })
@@ -258,10 +259,10 @@ fn variance(x: Typed<f32>, out: Typed<f32>, split: Split, correction: f64) -> Ke
             let (a, b) = split.kept_at(i, 0);
             // SAFETY: the reduced elements lie in the input; output element i belongs to this task.
             unsafe {
-                let value = |j: usize| f64::from(*from.at(a + split.reduced_at(j, 0)));
+                let value = |j: usize| f64::from(from.read(a + split.reduced_at(j, 0)));
                 let mean = (0..count).map(value).sum::<f64>() / count as f64;
                 let squares: f64 = (0..count).map(|j| (value(j) - mean).powi(2)).sum();
-                *to.at(b) = (squares / (count as f64 - correction).max(0.0)) as f32;
+                to.write(b, (squares / (count as f64 - correction).max(0.0)) as f32);
             }
         });
     })
@@ -274,9 +275,9 @@ fn integer_sums<T: Element + Into<i64>>(x: Typed<T>, out: Typed<i64>, split: Spl
         for i in 0..out.elements() {
             let (a, b) = split.kept_at(i, 0);
             // SAFETY: the reduced elements lie in the input.
-            let value = |j: usize| unsafe { (*from.at(a + split.reduced_at(j, 0))).into() };
+            let value = |j: usize| unsafe { (from.read(a + split.reduced_at(j, 0))).into() };
             // SAFETY: output element i.
-            unsafe { *to.at(b) = (0..count).map(value).fold(0, i64::wrapping_add) };
+            unsafe { to.write(b, (0..count).map(value).fold(0, i64::wrapping_add)) };
         }
     })
 }
@@ -292,8 +293,8 @@ pub(super) fn any(operands: &Operands) -> Result<Kernel, KernelError> {
                 // SAFETY: the reduced elements lie in the input; output element i belongs to this
                 // task.
                 unsafe {
-                    let differs = |j: usize| *from.at(a + split.reduced_at(j, 0)) != T::default();
-                    *to.at(b) = u8::from((0..count).any(differs));
+                    let differs = |j: usize| from.read(a + split.reduced_at(j, 0)) != T::default();
+                    to.write(b, u8::from((0..count).any(differs)));
                 }
             });
         })

@@ -68,15 +68,16 @@ pub(super) fn forward(operator: Operator, operands: &Operands) -> Result<Kernel,
                     }
                     return;
                 }
-                let value = |j: usize| *x.at(a + j * from.step);
+                let value = |j: usize| x.read(a + j * from.step);
                 let most = (0..from.len).map(value).fold(f32::NEG_INFINITY, f32::max);
                 let total: f32 = (0..from.len).map(|j| math::exp_negative(value(j) - most)).sum();
                 for j in 0..from.len {
-                    *y.at(b + j * to.step) = if log {
+                    let element = if log {
                         value(j) - (most + total.ln())
                     } else {
                         math::exp_negative(value(j) - most) / total
                     };
+                    y.write(b + j * to.step, element);
                 }
             }
         });
@@ -108,13 +109,14 @@ pub(super) fn backward(operator: Operator, operands: &Operands) -> Result<Kernel
                     return;
                 }
                 let (g, v) = (
-                    |j: usize| *dy.at(a + j * from_dy.step),
-                    |j: usize| *y.at(b + j * from_y.step),
+                    |j: usize| dy.read(a + j * from_dy.step),
+                    |j: usize| y.read(b + j * from_y.step),
                 );
                 let total: f32 = (0..to.len).map(|j| if log { g(j) } else { g(j) * v(j) }).sum();
                 for j in 0..to.len {
-                    *dx.at(c + j * to.step) =
+                    let element =
                         if log { g(j) - math::exp(v(j)) * total } else { (g(j) - total) * v(j) };
+                    dx.write(c + j * to.step, element);
                 }
             }
         });

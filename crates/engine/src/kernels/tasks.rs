@@ -4,10 +4,13 @@
 use rayon::prelude::*;
 
 use crate::kernels::nest::SERIAL;
+use crate::kernels::parts::Parts;
 
 /// Calls `body` for each of `count` parts of `weight` elements each, on worker threads where that
 /// pays.
 pub(super) fn for_each(count: usize, weight: usize, body: impl Fn(usize) + Sync) {
+    let parts = Parts::default();
+    let body = |part: usize| parts.run(part, || body(part));
     if count.saturating_mul(weight) < SERIAL {
         (0..count).for_each(body);
         return;

@@ -8,6 +8,8 @@ use std::ops::Deref;
 use tightfit::graph::Value;
 use tightfit::tensor::{DType, contiguous_strides};
 
+use crate::kernels::parts::touch;
+
 /// A Rust type that stores elements of one element type.
 pub(crate) trait Element: Copy + Send + Sync + Default + PartialOrd + 'static {
     /// The element type.
@@ -89,10 +91,46 @@ impl<T> Raw<T> {
     /// The element `offset` further.
     ///
     /// # Safety
-    /// It must lie within the tensor.
-    pub unsafe fn at(self, offset: usize) -> *mut T {
+    /// It must lie within the tensor, and nobody may write it meanwhile.
+    pub unsafe fn read(self, offset: usize) -> T
+    where
+        T: Copy,
+    {
         // SAFETY: the caller's promise.
-        unsafe { self.0.add(offset) }
+        unsafe {
+            touch(self.0.add(offset), 1, false);
+            *self.0.add(offset)
+        }
+    }
+
+    /// Replaces the element `offset` further.
+    ///
+    /// # Safety
+    /// It must lie within the tensor, and nobody else may touch it meanwhile.
+    pub unsafe fn write(self, offset: usize, element: T)
+    where
+        T: Copy,
+    {
+        // SAFETY: the caller's promise.
+        unsafe {
+            touch(self.0.add(offset), 1, true);
+            *self.0.add(offset) = element;
+        }
+    }
+
+    /// Copies `len` elements from `offset`, which may lie where others will be written.
+    ///
+    /// # Safety
+    /// They must lie within the tensor, and nobody may write them meanwhile.
+    pub unsafe fn copy_to(self, offset: usize, to: &mut [T])
+    where
+        T: Copy,
+    {
+        // SAFETY: the caller's promise.
+        unsafe {
+            touch(self.0.add(offset), to.len(), false);
+            std::ptr::copy_nonoverlapping(self.0.add(offset), to.as_mut_ptr(), to.len());
+        }
     }
 
     /// `len` elements from `offset`.
@@ -101,7 +139,10 @@ impl<T> Raw<T> {
     /// They must lie within the tensor, and nobody may write them meanwhile.
     pub unsafe fn slice<'a>(self, offset: usize, len: usize) -> &'a [T] {
         // SAFETY: the caller's promise.
-        unsafe { std::slice::from_raw_parts(self.0.add(offset), len) }
+        unsafe {
+            touch(self.0.add(offset), len, false);
+            std::slice::from_raw_parts(self.0.add(offset), len)
+        }
     }
 
     /// `len` elements from `offset`, to be written.
@@ -110,7 +151,10 @@ impl<T> Raw<T> {
     /// They must lie within the tensor, and nobody else may touch them meanwhile.
     pub unsafe fn slice_mut<'a>(self, offset: usize, len: usize) -> &'a mut [T] {
         // SAFETY: the caller's promise.
-        unsafe { std::slice::from_raw_parts_mut(self.0.add(offset), len) }
+        unsafe {
+            touch(self.0.add(offset), len, true);
+            std::slice::from_raw_parts_mut(self.0.add(offset), len)
+        }
     }
 }
 
