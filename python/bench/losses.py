@@ -77,7 +77,9 @@ class Run:
         self.foreign = allocator.current() - _bytes(_state(self.network))
         if budget is not None:
             more = {"loss": self.whole_loss} if self.captured else {}
-            zoo.use_tightfit().compile(self.network, budget=budget, optimizer=self.optimizer, **more)
+            # A captured loss counts with what it has of its own.
+            own = _bytes(_networks(self.whole_loss)) if self.captured else 0
+            zoo.use_tightfit().compile(self.network, budget=budget + own, optimizer=self.optimizer, **more)
         self.turn = -1
         self.turns: list[dict[str, int]] = []
         self.running: dict[str, int] = {}
