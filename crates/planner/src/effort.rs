@@ -90,10 +90,10 @@ impl<'a> Meter<'a> {
     /// Units of work between two looks at the clock where work is asked for.
     const CLOCK_INTERVAL: u64 = 4;
 
-    /// How long untimed work may go on after a chosen deadline: half of what a search may be late.
+    /// How long work may go on after a chosen deadline: half of what a search may be late.
     const GRACE: Seconds = Seconds(0.15);
 
-    /// What a look at a run takes: addresses for a sequence, or its simulation.
+    /// The time of a look at a sequence (its simulation, and first addresses), for each run.
     const LOOK: Seconds = Seconds(2.5e-6);
 
     /// Starts now.
@@ -144,23 +144,15 @@ impl<'a> Meter<'a> {
     /// So much more work, whatever the limits and the time: for a first plan, without which there
     /// is no answer. Where somebody chose the deadline, it ends 0.15 s after that.
     pub fn untimed(&self, work: u64) -> Meter<'a> {
-        let late = Seconds(self.effort.deadline.0 + Self::GRACE.0);
-        Meter {
-            limit: self.spent.saturating_add(work),
-            deadline: self.effort.has_chosen_deadline().then_some(late),
-            ignores_interruptions: true,
-            ..self.clone()
-        }
+        let limit = self.spent.saturating_add(work);
+        Meter { limit, ignores_interruptions: true, ..self.with_grace(0) }
     }
 
-    /// The same, ending only a little later where somebody chose the deadline: for what turns a
-    /// refusal into a plan. A look at each of so many runs may come on top.
+    /// The same without a limit of work, for what turns a refusal into a plan: if a deadline was
+    /// chosen, it ends 0.15 s after that, and the time of a look at so long a sequence later.
     pub fn with_grace(&self, runs: usize) -> Meter<'a> {
         let late = self.effort.deadline.0 + Self::GRACE.0 + runs as f64 * Self::LOOK.0;
-        let deadline = match self.effort.has_chosen_deadline() {
-            true => Some(Seconds(late)),
-            false => None,
-        };
+        let deadline = self.effort.has_chosen_deadline().then_some(Seconds(late));
         Meter { limit: u64::MAX, deadline, ..self.clone() }
     }
 

@@ -276,7 +276,7 @@ impl<'a> BudgetedPlanner<'a> {
         if schedule.slab <= budget {
             return Ok(schedule);
         }
-        let peak = plan::simulate_plan(self.instance.graph, self.instance.profile, plan).curve.peak;
+        let peak = self.instance.simulate_plan(plan).curve.peak;
         Err(schedule.slab - peak)
     }
 
@@ -309,8 +309,7 @@ impl<'a> BudgetedPlanner<'a> {
                 lower(self.instance.graph, self.instance.profile, &plan, &task)
             };
             let schedule = lay(budget, part);
-            let peak =
-                plan::simulate_plan(self.instance.graph, self.instance.profile, &plan).curve.peak;
+            let peak = self.instance.simulate_plan(&plan).curve.peak;
             if schedule.slab <= budget {
                 // Addresses that fit may be spread out all the same.
                 let compact = Bytes((peak.0 as f64 * COMPACT) as u64);

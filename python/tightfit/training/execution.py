@@ -265,7 +265,7 @@ class Step:
             self._know_loss()
             peak, at = tally.peak()
             # What a loss keeps is there during the backward pass, too.
-            learned = self.loss.memory.kept - assumed if at == 2 else peak if at == 1 else 0
+            learned = (0, peak, self.loss.memory.kept - assumed)[at]
             self._warn(peak, ("forward pass", _LOSS, "backward pass")[at], learned)
 
     def _warn(self, peak: int, at: str, learned: int) -> None:

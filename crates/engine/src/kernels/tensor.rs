@@ -91,7 +91,7 @@ impl<T> Raw<T> {
     /// The element `offset` further.
     ///
     /// # Safety
-    /// It must lie within the tensor, and nobody may write it meanwhile.
+    /// It must lie within the tensor, and nothing may write it meanwhile.
     pub unsafe fn read(self, offset: usize) -> T
     where
         T: Copy,
@@ -106,7 +106,7 @@ impl<T> Raw<T> {
     /// Replaces the element `offset` further.
     ///
     /// # Safety
-    /// It must lie within the tensor, and nobody else may touch it meanwhile.
+    /// It must lie within the tensor, and nothing else may touch it meanwhile.
     pub unsafe fn write(self, offset: usize, element: T)
     where
         T: Copy,
@@ -118,10 +118,10 @@ impl<T> Raw<T> {
         }
     }
 
-    /// Copies `len` elements from `offset`, which may lie where others will be written.
+    /// Copies elements from `offset` into a slice, and holds no reference to them.
     ///
     /// # Safety
-    /// They must lie within the tensor, and nobody may write them meanwhile.
+    /// They must lie within the tensor, and nothing may write them meanwhile.
     pub unsafe fn copy_to(self, offset: usize, to: &mut [T])
     where
         T: Copy,

@@ -276,9 +276,7 @@ impl Sequences<'_> {
     /// A little more is moved than has to be, so that there is room for less recomputation; what
     /// moves then is chosen anew.
     fn recompute_less(&self, best: &mut Candidate, leg: Leg, meter: &mut Meter<'_>) {
-        let (_graph, _profile, hidden) =
-            (self.instance.graph, self.instance.profile, self.hidden());
-        let budget = leg.budget;
+        let (hidden, budget) = (self.hidden(), leg.budget);
         let work = leg.work(&best.runs, meter);
         let mut spares = SPARE.iter();
         while let Some(spare) = spares.next() {

@@ -151,8 +151,8 @@ impl SmallestSlab<'_, '_> {
             }
         }
         waiting.sort_by_key(|plan| self.peak(plan));
-        // The lowest had its floor; these have only what time is left. If none is, the lowest of
-        // them gets addresses all the same.
+        // The lowest had its floor; these have only what time is left, and if it is too late for
+        // all of them, the lowest of them is laid out alone.
         let without_floor = || self.meter.round(self.meter.effort().work, 1.0);
         waiting.iter().enumerate().fold(best, |best, (number, plan)| {
             match number > 0 && is_too_late(&best) {

@@ -49,19 +49,16 @@ impl Serialize for File<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let &File(graph) = self;
         let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("format", FORMAT)?;
-        map.serialize_entry("modules", &Many(|| graph.modules().values()))?;
-        map.serialize_entry("name", graph.name())?;
-        map.serialize_entry("nodes", &Many(|| graph.nodes().keys().map(|id| Node(graph, id))))?;
-        if let Some(names) = graph.output_names() {
-            map.serialize_entry("output_names", names)?;
-        }
-        map.serialize_entry("outputs", &Many(|| graph.outputs().iter().map(|id| id.as_u32())))?;
-        map.serialize_entry("source", graph.source())?;
-        map.serialize_entry("storages", &Many(|| graph.storages().values()))?;
-        if let Some(uncalled) = graph.uncalled() {
-            map.serialize_entry("uncalled", uncalled)?;
-        }
+        let mut set = Entries(&mut map);
+        set.if_some("format", Some(FORMAT))?;
+        set.if_some("modules", Some(Many(|| graph.modules().values())))?;
+        set.if_some("name", Some(graph.name()))?;
+        set.if_some("nodes", Some(Many(|| graph.nodes().keys().map(|id| Node(graph, id)))))?;
+        set.if_some("output_names", graph.output_names())?;
+        set.if_some("outputs", Some(ids(graph.outputs())))?;
+        set.if_some("source", Some(graph.source()))?;
+        set.if_some("storages", Some(Many(|| graph.storages().values())))?;
+        set.if_some("uncalled", graph.uncalled())?;
         map.end()
     }
 }

@@ -9,7 +9,7 @@ use crate::graph::Graph;
 use crate::hold::{Held, checked, hold};
 use crate::id::StorageId;
 use crate::plan::offload::{Crossing, Home};
-use crate::plan::{self, Infeasible, Instance, Plan, PlanError, Planner, Search};
+use crate::plan::{self, Instance, Plan, PlanError, Planner, Search};
 use crate::profile::Profile;
 use crate::units::Bytes;
 
@@ -41,7 +41,7 @@ pub fn hold_moving(
         Sequences { instance, route, home: &home, taken: Bytes::ZERO, crossing: Crossing::Never };
     let lowest = |search: &mut Search<'_>| {
         let plan = smallest(&moving, search, &meter);
-        (plan::simulate_plan(graph, profile, &plan).curve.peak, plan)
+        (instance.simulate_plan(&plan).curve.peak, plan)
     };
     match goal {
         Goal::Smallest => {
@@ -59,8 +59,7 @@ pub fn hold_moving(
                 None => {
                     let (peak, plan) = lowest(&mut search);
                     if peak > budget {
-                        let proof = Infeasible::new(instance, budget, plan);
-                        return Err(PlanError::Infeasible(Box::new(proof)).into());
+                        return Err(PlanError::infeasible(instance, budget, plan).into());
                     }
                     plan
                 }
@@ -81,9 +80,9 @@ fn fastest(
     known: Option<Plan>,
     meter: &Meter<'_>,
 ) -> Option<Plan> {
-    let Instance { graph, profile, .. } = moving.instance;
-    let seconds = known.as_ref().map(|plan| plan::simulate_plan(graph, profile, plan).seconds.0);
-    if seconds.is_some_and(|seconds| seconds <= moving.instance.seconds().0) {
+    let instance = moving.instance;
+    let seconds = known.as_ref().map(|plan| instance.simulate_plan(plan).seconds.0);
+    if seconds.is_some_and(|seconds| seconds <= instance.seconds().0) {
         return known;
     }
     let mut meter = meter.clone();
@@ -101,20 +100,19 @@ fn fastest(
 
 /// The plan with the smallest peak that is found.
 fn smallest(moving: &Sequences<'_>, search: &mut Search<'_>, meter: &Meter<'_>) -> Plan {
-    let Instance { graph, profile, order } = moving.instance;
-    let instant = with_instant_lanes(profile);
-    let moving =
-        &Sequences { instance: Instance { profile: &instant, ..moving.instance }, ..*moving };
+    let instant = with_instant_lanes(moving.instance.profile);
+    let instance = Instance { profile: &instant, ..moving.instance };
+    let moving = &Sequences { instance, ..*moving };
     let mut best: Option<(Bytes, Plan)> = None;
     for runs in moving.lowest(search, None, meter) {
         let moves =
             moving.offloading(&runs).smallest(meter).map_or(Vec::new(), |found| found.moves);
         let plan = Plan::with_moves(Planner::Auto, &runs, &moves);
-        let peak = plan::simulate_plan(graph, profile, &plan).curve.peak;
+        let peak = instance.simulate_plan(&plan).curve.peak;
         if best.as_ref().is_none_or(|(least, _)| peak < *least) {
             best = Some((peak, plan));
         }
     }
     let known = best.map(|(_, plan)| plan);
-    known.unwrap_or_else(|| Plan::of_runs(Planner::Auto, order.to_vec()))
+    known.unwrap_or_else(|| Plan::of_runs(Planner::Auto, instance.order.to_vec()))
 }

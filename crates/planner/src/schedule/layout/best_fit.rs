@@ -38,10 +38,10 @@ impl<'a> BestFit<'a> {
         let mut end = floor;
         occupied.clear();
         for (i, block) in blocks.iter().enumerate().filter(|&(i, _)| fixed[i].is_some()) {
-            let behind = addresses[i] + block.bytes.0;
-            end = end.max(behind);
-            if behind > floor {
-                occupied.insert(block, (addresses[i], behind));
+            let after = addresses[i] + block.bytes.0;
+            end = end.max(after);
+            if after > floor {
+                occupied.insert(block, (addresses[i], after));
             }
         }
         let mut near = Runs::new();
