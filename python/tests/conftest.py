@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import tier
+import vector_math  # noqa: F401: imported for what it calls
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "corpus" / "steps"))

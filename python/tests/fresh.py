@@ -1,5 +1,6 @@
 """Fresh processes, without the seconds that imports take: each is forked from one that has imported PyTorch, the
-libraries whose models are tested, and the package, and has done nothing else.
+libraries whose models are tested, and the package, has called PyTorch's elementwise functions once, and has done
+nothing else.
 
 Invariant: a process starts with the arguments, folder, environment and streams that it is given, as if an interpreter
 had been started with them, and no tensor that counts exists in it. What libraries read from the environment while they
@@ -27,7 +28,7 @@ IMPORTED = [
     "torch._inductor.debug", "torch._inductor.sizevars", "torch.distributed.tensor",
     "torch.distributed.tensor.experimental._func_map", "torch.export._trace", "torchvision.models",
     "transformers.models.gpt2.modeling_gpt2", "transformers.models.bert.modeling_bert", "tightfit",
-    "tightfit.training.compiling", "frozen",
+    "tightfit.training.compiling", "vector_math", "frozen",
 ]
 
 _context = multiprocessing.get_context("forkserver")

@@ -10,7 +10,7 @@ use tightfit::check::Checked;
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::id::{StorageId, ValueId};
 use tightfit::machine::{Hierarchy, Machine, Runtime};
-use tightfit::plan::{Plan, Planner};
+use tightfit::plan::{Instance, Planner};
 use tightfit::profile::Profile;
 use tightfit::schedule::{Lowering, lower};
 use tightfit::tensor::{Argument, DType};
@@ -143,7 +143,8 @@ fn seconds<const N: usize>(
     let mut executables = Vec::with_capacity(N);
     for graph in &graphs {
         let profile = Profile::new(graph, &Machine::unmeasured_cpu(threads)).without_reuse();
-        let plan = Plan::of_runs(Planner::None, graph.compute_nodes());
+        let program = graph.compute_nodes();
+        let plan = Instance::new(graph, &profile, &program).unplanned(Planner::None);
         let schedule = lower(graph, &profile, &plan, &Lowering::to(Goal::Smallest));
         let slab = Slab::new(schedule.slab)?;
         let checked = Checked::new(graph, &profile, schedule).map_err(CompileError::from)?;

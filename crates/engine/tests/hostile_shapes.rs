@@ -16,7 +16,7 @@ use tightfit::graph::{self, Graph, GraphBuilder, NodeSpec, Phase, Value, ValueSp
 use tightfit::id::{BufferId, ModuleId, NodeId, StorageId, ValueId};
 use tightfit::machine::{Machine, Runtime};
 use tightfit::operator::Unsuited;
-use tightfit::plan::{Plan, Planner};
+use tightfit::plan::{Instance, Planner};
 use tightfit::profile::Profile;
 use tightfit::schedule::{Lowering, Schedule, lower};
 use tightfit::tensor::{Argument, DType};
@@ -36,7 +36,8 @@ fn pool(threads: usize) -> Arc<ThreadPool> {
 fn lowered(graph: &Graph, threads: usize) -> (Profile, Schedule) {
     let machine = Machine::unmeasured_cpu(threads as u32);
     let profile = Profile::new(graph, &machine).without_reuse();
-    let plan = Plan::of_runs(Planner::None, graph.compute_nodes());
+    let program = graph.compute_nodes();
+    let plan = Instance::new(graph, &profile, &program).unplanned(Planner::None);
     let mut schedule = lower(graph, &profile, &plan, &Lowering::to(Goal::Within(Bytes(1 << 40))));
     schedule.budget = schedule.slab;
     (profile, schedule)
@@ -619,7 +620,8 @@ fn a_schedule_that_was_checked_for_other_kernels_is_refused() {
     for (runtime, runs) in [(Runtime::Engine, true), (Runtime::Recorded, false)] {
         let machine = Machine { runtime, ..engine.clone() };
         let profile = Profile::new(&graph, &machine);
-        let plan = Plan::of_runs(Planner::None, graph.compute_nodes());
+        let program = graph.compute_nodes();
+        let plan = Instance::new(&graph, &profile, &program).unplanned(Planner::None);
         let goal = Lowering::to(Goal::Within(Bytes(1 << 40)));
         let mut schedule = lower(&graph, &profile, &plan, &goal);
         schedule.budget = schedule.slab;

@@ -16,7 +16,7 @@ use tightfit::graph::{self, Graph};
 use tightfit::id::{BufferId, ValueId};
 use tightfit::machine::{Machine, Reuse};
 use tightfit::operator::Operator;
-use tightfit::plan::{Plan, Planner};
+use tightfit::plan::{Instance, Planner};
 use tightfit::profile::Profile;
 use tightfit::schedule::{Lowering, lower};
 use tightfit::tensor::DType;
@@ -80,7 +80,8 @@ fn execute(
     let machine = Machine::unmeasured_cpu(threads as u32);
     let reuse = if in_place { Reuse::OfTable } else { Reuse::Nothing };
     let profile = Profile { reuse, ..Profile::new(graph, &machine) };
-    let plan = Plan::of_runs(Planner::None, graph.compute_nodes());
+    let program = graph.compute_nodes();
+    let plan = Instance::new(graph, &profile, &program).unplanned(Planner::None);
     let mut schedule = lower(graph, &profile, &plan, &Lowering::to(Goal::Within(Bytes(1 << 40))));
     schedule.budget = schedule.slab;
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();

@@ -19,7 +19,7 @@ use tightfit::graph::{self, Graph, Value};
 use tightfit::id::{BufferId, StorageId};
 use tightfit::machine::Machine;
 use tightfit::operator::{Operator, Parameter, Signature};
-use tightfit::plan::{Plan, Planner};
+use tightfit::plan::{Instance, Planner};
 use tightfit::profile::Profile;
 use tightfit::schedule::{Lowering, lower};
 use tightfit::tensor::DType;
@@ -69,7 +69,8 @@ fn outcome(call: &Json, tensors: &SafeTensors, pool: &Arc<ThreadPool>) -> Outcom
         Err(error) => return Outcome::Unread(error.to_string()),
     };
     let profile = Profile::new(&graph, &Machine::unmeasured_cpu(1));
-    let plan = Plan::of_runs(Planner::None, graph.compute_nodes());
+    let program = graph.compute_nodes();
+    let plan = Instance::new(&graph, &profile, &program).unplanned(Planner::None);
     let mut schedule = lower(&graph, &profile, &plan, &Lowering::to(Goal::Within(Bytes(1 << 40))));
     schedule.budget = schedule.slab;
     let checked = Checked::new(&graph, &profile, schedule.clone()).unwrap();

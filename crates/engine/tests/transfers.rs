@@ -11,7 +11,7 @@ use tightfit::check::Checked;
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::id::{BufferId, DEVICE, LaneId, TierId, TransferId, ValueId};
 use tightfit::machine::{Lane, Link, Machine, Runtime, Tier};
-use tightfit::plan::{Plan, Planner};
+use tightfit::plan::{Instance, Planner};
 use tightfit::profile::Profile;
 use tightfit::schedule::{
     ALIGNMENT, Buffer, Instruction, Lowering, Movement, Schedule, Transfer, lower,
@@ -64,7 +64,8 @@ fn machine() -> Machine {
 }
 
 fn unplanned(graph: &Graph, profile: &Profile) -> Schedule {
-    let plan = Plan::of_runs(Planner::None, graph.compute_nodes());
+    let program = graph.compute_nodes();
+    let plan = Instance::new(graph, profile, &program).unplanned(Planner::None);
     lower(graph, profile, &plan, &Lowering::to(Goal::Smallest))
 }
 

@@ -265,7 +265,7 @@ impl<'a> BudgetedPlanner<'a> {
     ) -> Result<Schedule, Bytes> {
         let residents = terms.residents;
         let task = Lowering { residents, effort, ..Lowering::to(Goal::Within(budget)) };
-        let spread = spread(self.instance.graph, self.instance.profile, plan, budget);
+        let spread = spread(self.instance, plan, budget);
         if spread != *plan {
             let schedule = lower(self.instance.graph, self.instance.profile, &spread, &task);
             if schedule.slab <= budget {
@@ -276,8 +276,7 @@ impl<'a> BudgetedPlanner<'a> {
         if schedule.slab <= budget {
             return Ok(schedule);
         }
-        let peak = self.instance.simulate_plan(plan).curve.peak;
-        Err(schedule.slab - peak)
+        Err(schedule.slab - plan.peak)
     }
 
     /// As much less as was missing, until addresses pack; in a part of the effort.
@@ -309,7 +308,7 @@ impl<'a> BudgetedPlanner<'a> {
                 lower(self.instance.graph, self.instance.profile, &plan, &task)
             };
             let schedule = lay(budget, part);
-            let peak = self.instance.simulate_plan(&plan).curve.peak;
+            let peak = plan.peak;
             if schedule.slab <= budget {
                 // Addresses that fit may be spread out all the same.
                 let compact = Bytes((peak.0 as f64 * COMPACT) as u64);
@@ -344,7 +343,7 @@ impl<'a> BudgetedPlanner<'a> {
                 Err(PlanError::Infeasible(above)) => slab(&above.plan, above.reached),
                 // Time is up; what recomputes nothing needs no choice.
                 Err(_) => {
-                    reached = slab(&Plan::of_runs(planner, instance.order.to_vec()), reached);
+                    reached = slab(&instance.unplanned(planner), reached);
                     break;
                 }
             };
@@ -401,7 +400,7 @@ impl<'a> BudgetedPlanner<'a> {
             None => self.lowest_by_rule(any, residents, &meter.until(LOWEST_BY_RULE))?.0,
         };
         let limit = self.route().is_none().then(|| {
-            let plan = Plan::of_runs(self.planner, schedule.runs());
+            let plan = self.instance.plan(self.planner, schedule.runs());
             let below = schedule.slab.saturating_sub(Bytes(1));
             Box::new(self.proof(below, (schedule.clone(), plan)))
         });
@@ -413,7 +412,7 @@ impl<'a> BudgetedPlanner<'a> {
     fn adopted(&self, schedule: &Schedule) -> Option<Planner> {
         // Who recomputes nothing takes nobody's plan.
         let search = self.search.as_ref().filter(|_| schedule.recomputed() > 0)?;
-        search.rule_of(&schedule.runs())
+        search.rule_of(&schedule.runs().into())
     }
 
     fn refusal(&self, budget: Bytes, laid: Laid) -> PlanError {

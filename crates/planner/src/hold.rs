@@ -5,13 +5,12 @@ mod moving;
 
 pub use moving::hold_moving;
 
-use crate::analysis::Move;
+use crate::analysis::Sequence;
 use crate::check::held;
 use crate::effort::{Effort, Meter};
 use crate::fit::{Bound, FitError};
 use crate::goal::Goal;
 use crate::graph::Graph;
-use crate::id::NodeId;
 use crate::plan::{self, BoundOrder, Instance, LOWEST, Plan, PlanError, Planner, Search};
 use crate::profile::Profile;
 use crate::schedule::{Lowering, Schedule, lower};
@@ -25,7 +24,7 @@ use crate::units::Bytes;
 #[derive(Clone, Debug)]
 pub struct Held {
     schedule: Schedule,
-    moves: Vec<Move>,
+    sequence: Sequence,
     timeline: Timeline,
     budget: Bytes,
     bound: Option<Bound>,
@@ -38,14 +37,9 @@ impl Held {
         self.budget
     }
 
-    /// The nodes that it runs, in order; one that runs again stands there again.
-    pub fn runs(&self) -> Vec<NodeId> {
-        self.schedule.runs()
-    }
-
-    /// What it moves between its runs, in order.
-    pub fn moves(&self) -> &[Move] {
-        &self.moves
+    /// What it does, in order.
+    pub fn sequence(&self) -> &Sequence {
+        &self.sequence
     }
 
     /// The schedule, which the checker let pass.
@@ -87,7 +81,8 @@ pub fn hold(
             Some(search) => search.lowest(&meter.round(effort.work, LOWEST)),
             None => plan::smallest(instance, planner, meter)?,
         };
-        return checked(graph, profile, &plan, (instance.peak(&plan.runs()), None));
+        let peak = plan.peak;
+        return checked(graph, profile, plan, (peak, None));
     };
     let plan = match &mut search {
         Some(search) => search.fastest(budget, effort).map_err(PlanError::Infeasible)?,
@@ -95,17 +90,17 @@ pub fn hold(
     };
     let bound = search.and_then(|search| search.bound(budget));
     let bound = bound.map(|seconds| Bound::of_runs(seconds, BoundOrder::Any));
-    checked(graph, profile, &plan, (budget, bound))
+    checked(graph, profile, plan, (budget, bound))
 }
 
 /// The plan as the checker let it pass, at addresses that are as good as any.
 fn checked(
     graph: &Graph,
     profile: &Profile,
-    plan: &Plan,
+    plan: Plan,
     (budget, bound): (Bytes, Option<Bound>),
 ) -> Result<Held, FitError> {
-    let schedule = lower(graph, profile, plan, &Lowering::to(Goal::Within(Bytes::LIMIT)));
+    let schedule = lower(graph, profile, &plan, &Lowering::to(Goal::Within(Bytes::LIMIT)));
     let timeline = held(graph, profile, &schedule, budget)?;
-    Ok(Held { schedule, moves: plan.moves(), timeline, budget, bound })
+    Ok(Held { schedule, sequence: plan.sequence, timeline, budget, bound })
 }

@@ -315,7 +315,8 @@ pub fn frontier(
 /// The checker refuses the schedule, which is a bug of this crate.
 pub fn unplanned(graph: &Graph, profile: &Profile) -> Result<Fitted, Violation> {
     let profile = profile.clone().without_reuse();
-    let plan = plan::Plan::of_runs(Planner::None, graph.compute_nodes());
+    let program = graph.compute_nodes();
+    let plan = plan::Instance::new(graph, &profile, &program).unplanned(Planner::None);
     // The first addresses will do.
     let mut schedule = lower(graph, &profile, &plan, &Lowering::to(Goal::Within(Bytes::LIMIT)));
     schedule.budget = schedule.slab;

@@ -6,11 +6,11 @@ use std::collections::BTreeSet;
 use anyhow::Context;
 use pyo3::prelude::*;
 use serde_json::Value;
-use tightfit::analysis::{Motion, Move, liveness_with, memory_curve};
+use tightfit::analysis::{Motion, Move, Sequence, held};
 use tightfit::graph::{self, Graph};
 use tightfit::id::{StorageId, TierId};
 use tightfit::machine::{Link, Machine, Tier};
-use tightfit::plan::rewrite_with;
+use tightfit::plan::{self, rewrite};
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
 use tightfit::{Goal, Held, hold_moving};
@@ -78,11 +78,10 @@ fn motion(motion: Motion) -> &'static str {
 
 impl HeldStep {
     fn of(graph: &Graph, profile: &Profile, held: &Held) -> anyhow::Result<HeldStep> {
-        let runs = held.runs();
-        let first = graph.compute_nodes().len();
-        let unplanned = tightfit::plan::simulate(graph, profile, &graph.compute_nodes());
-        let (rewritten, moves) = rewrite_with(graph, profile, &runs, held.moves())?;
-        let moves = moves.iter().map(|next| {
+        let program = graph.compute_nodes();
+        let unplanned = plan::simulate(graph, profile, &(&program).into());
+        let rewritten = rewrite(graph, profile, held.sequence())?;
+        let moves = rewritten.moves.iter().map(|next| {
             let [before, storage, original] =
                 [next.before.as_u32(), next.storage.as_u32(), next.original.as_u32()]
                     .map(|number| number as usize);
@@ -98,8 +97,8 @@ impl HeldStep {
             unplanned_peak: unplanned.curve.peak.0,
             unplanned_seconds: unplanned.seconds.0,
             bound_seconds: held.bound().map(|bound| bound.seconds.0),
-            recomputed: runs.len() - first,
-            document: graph::write(&rewritten).to_string(),
+            recomputed: held.sequence().runs().len() - program.len(),
+            document: graph::write(&rewritten.graph).to_string(),
             moves: moves.collect(),
             below: below.0,
             swapped: swapped.to_string(),
@@ -183,7 +182,6 @@ pub fn peak_with_moves(
             Ok(Move { before, storage, motion })
         });
         let moves = moves.collect::<anyhow::Result<Vec<Move>>>()?;
-        let lives = liveness_with(&graph, &profile, &runs, &moves);
-        Ok(memory_curve(&graph, &profile, &runs, &lives).peak.0)
+        Ok(held(&graph, &profile, &Sequence::with_moves(&runs, &moves)).peak.0)
     })
 }

@@ -111,7 +111,7 @@ impl Emit {
             Emit::Plan => format!("{}\n", schedule::write(graph, schedule)).into_bytes(),
             Emit::Graph => {
                 let packed = path.extension().is_some_and(|extension| extension == "gz");
-                graph::write_file(&rewrite(graph, profile, &schedule.runs())?, packed)
+                graph::write_file(&rewrite(graph, profile, &schedule.runs().into())?.graph, packed)
             }
         })
     }

@@ -57,7 +57,7 @@ fn told(graph: &Graph, held: Result<Held, FitError>) -> Value {
     match held {
         Ok(held) => {
             let name = |node| graph.nodes()[node].name.clone();
-            let moves = held.moves().iter().map(|it| {
+            let moves = held.sequence().moves().into_iter().map(|it| {
                 let motion = match it.motion {
                     Motion::Offload => "offload",
                     Motion::Release => "release",
@@ -70,7 +70,7 @@ fn told(graph: &Graph, held: Result<Held, FitError>) -> Value {
                 "peak_bytes": held.timeline().peak.0,
                 "step_seconds": held.timeline().seconds.0,
                 "bound_step_seconds": held.bound().map(|bound| bound.seconds.0),
-                "runs": held.runs().into_iter().map(name).collect::<Vec<String>>(),
+                "runs": held.sequence().runs().into_iter().map(name).collect::<Vec<String>>(),
                 "moves": moves.collect::<Vec<Value>>(),
             })
         }

@@ -8,6 +8,7 @@ use std::path::Path;
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 use serde_json::Value as Json;
+use tightfit::analysis::Sequence;
 use tightfit::graph::{self, Graph};
 use tightfit::id::NodeId;
 use tightfit::machine::Machine;
@@ -90,7 +91,7 @@ impl Step {
         let mut oracle = Oracle::new(graph, profile);
         self.candidates(&oracle, explanation);
         let published = explanation["variant"] == "published";
-        let unplanned = simulate(graph, profile, &order);
+        let unplanned = simulate(graph, profile, &Sequence::from(&order));
         assert_eq!(number(&explanation["unplanned_peak_bytes"]), unplanned.curve.peak.0);
         assert_eq!(explanation["unplanned_step_seconds"], unplanned.seconds.0);
         let mut open: BTreeMap<&str, &Json> =
@@ -111,7 +112,7 @@ impl Step {
                 other => panic!("{what} is chosen to `{other}`"),
             };
             runs = rematerialize(graph, &order, &retentions);
-            let after = simulate(graph, profile, &runs);
+            let after = simulate(graph, profile, &Sequence::from(&runs));
             assert_eq!(number(&choice["peak_bytes"]), after.curve.peak.0, "{what}");
             assert_eq!(choice["step_seconds"], after.seconds.0, "{what}");
             let saved = peak as i64 - after.curve.peak.0 as i64;
@@ -292,8 +293,10 @@ fn random_graphs() {
         std::fs::write(folder.path().join("graph.json"), &file).unwrap();
         let step = Step::on_an_a100(graph::read(file.as_bytes()).unwrap());
         let order = plan::base_order(&step.graph, &step.profile);
-        let (peak, fixed) =
-            (simulate(&step.graph, &step.profile, &order).curve.peak, step.graph.static_bytes());
+        let (peak, fixed) = (
+            simulate(&step.graph, &step.profile, &Sequence::from(&order)).curve.peak,
+            step.graph.static_bytes(),
+        );
         let part = [0.97, 0.9, 0.8][case % 3];
         let budget = fixed.0 + (part * (peak - fixed).0 as f64) as u64;
         let asked = [budget.to_string(), "min".to_string()];

@@ -127,7 +127,7 @@ pub fn access_profile(
 
 /// Bytes of outputs, how long they are held, and what moving them takes.
 fn lives(graph: &Graph, profile: &Profile, order: &[NodeId], table: &mut AccessTable) {
-    for interval in liveness(graph, profile, order).intervals.values() {
+    for interval in liveness(graph, profile, &order.into()).intervals.values() {
         let Some(maker) = graph.producer(interval.storage) else { continue };
         let row = &mut table[maker];
         let death = row.life.map_or(interval.dies, |life| life.death.max(interval.dies));

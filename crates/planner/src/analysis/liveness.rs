@@ -1,4 +1,4 @@
-//! When storages are alive over a sequence of runs. Invariant: an interval starts where its storage
+//! When storages are alive over a sequence. Invariant: an interval starts where its storage
 //! is produced and ends at its last access before it is produced again; kept storages live to the
 //! end.
 //!
@@ -11,7 +11,7 @@
 
 use cranelift_entity::{PrimaryMap, SecondaryMap, entity_impl};
 
-use crate::analysis::moves::{Motion, Move};
+use crate::analysis::sequence::{Action, Motion, Sequence};
 use crate::graph::Graph;
 use crate::id::{NodeId, StorageId};
 use crate::profile::Profile;
@@ -112,38 +112,31 @@ impl MemoryCurve {
     }
 }
 
-/// The lives of all storages over `runs`, which must produce everything before reading it.
-pub fn liveness(graph: &Graph, profile: &Profile, runs: &[NodeId]) -> Liveness {
-    liveness_with(graph, profile, runs, &[])
-}
-
-/// The same with `moves` between the runs, in rising order. A storage must be on the device where
-/// it is read, offloaded or released, and away where it is prefetched.
-pub fn liveness_with(
-    graph: &Graph,
-    profile: &Profile,
-    runs: &[NodeId],
-    moves: &[Move],
-) -> Liveness {
+/// The lives of all storages over a sequence. A storage must have been produced where it is read,
+/// be on the device where it is read, offloaded or released, and be away where it is prefetched.
+pub fn liveness(graph: &Graph, profile: &Profile, sequence: &Sequence) -> Liveness {
+    let runs = sequence.runs();
     let mut lives = Lives {
         graph,
-        // Behind the last run there is one more gap to move in.
-        end: (runs.len() + usize::from(!moves.is_empty())).saturating_sub(1) as u32,
+        // After the last run there is one more gap to move in.
+        end: (runs.len() + usize::from(sequence.has_moves())).saturating_sub(1) as u32,
         intervals: PrimaryMap::with_capacity(runs.len() * 2),
         current: SecondaryMap::with_capacity(graph.storages().len()),
-        moved: Vec::with_capacity(moves.len()),
+        moved: Vec::new(),
     };
-    let placeholders = lives.begin(moves);
+    let placeholders = lives.begin(sequence);
     let (mut reads, mut fresh) = (Vec::with_capacity(runs.len()), Vec::with_capacity(runs.len()));
-    let mut moves = moves.iter().peekable();
-    for (position, &node) in (0..).zip(runs) {
-        while let Some(next) = moves.next_if(|next| next.before <= position) {
-            lives.move_it(next);
+    let mut position = 0;
+    for action in sequence.actions() {
+        match *action {
+            Action::Run(node) => {
+                reads.push(lives.read(node, position));
+                fresh.push(lives.make(node, position));
+                position += 1;
+            }
+            Action::Move(storage, motion) => lives.move_it(storage, motion, position),
         }
-        reads.push(lives.read(node, position));
-        fresh.push(lives.make(node, position));
     }
-    moves.for_each(|next| lives.move_it(next));
     let Lives { intervals, current, moved, .. } = lives;
     let wraps = graph.placeholder_storages().zip(&placeholders).filter_map(|((_, s), &first)| {
         let (first, last) = (first?, current[s]?);
@@ -152,7 +145,7 @@ pub fn liveness_with(
     let wraps = wraps.collect();
     let mut liveness = Liveness { intervals, reads, fresh, placeholders, moves: moved, wraps };
     if profile.reuse.is_any() {
-        reuse_dying_inputs(graph, profile, runs, &mut liveness);
+        reuse_dying_inputs(graph, profile, &runs, &mut liveness);
     }
     liveness
 }
@@ -178,9 +171,9 @@ impl Lives<'_> {
     }
 
     /// What is there before the first position: placeholders whose first move is no prefetch.
-    fn begin(&mut self, moves: &[Move]) -> Vec<Option<IntervalId>> {
+    fn begin(&mut self, sequence: &Sequence) -> Vec<Option<IntervalId>> {
         let mut first: SecondaryMap<StorageId, Option<Motion>> = SecondaryMap::new();
-        for next in moves {
+        for next in sequence.moves() {
             first[next.storage].get_or_insert(next.motion);
         }
         let graph = self.graph;
@@ -197,8 +190,8 @@ impl Lives<'_> {
         self.current[storage].expect("a sequence brings every storage before it is read")
     }
 
-    fn move_it(&mut self, next: &Move) {
-        let &Move { before, storage, motion } = next;
+    /// A move before the run at `before`.
+    fn move_it(&mut self, storage: StorageId, motion: Motion, before: u32) {
         let interval = match motion {
             Motion::Offload => self.here(storage),
             Motion::Release => {
@@ -264,12 +257,13 @@ fn reuse_dying_inputs(graph: &Graph, profile: &Profile, runs: &[NodeId], livenes
     }
 }
 
-/// The curve of `runs` at once, for planners that ask for many: what [`memory_curve`] says of
-/// [`liveness`], without a table of lives where no output may take over an input.
-pub fn held(graph: &Graph, profile: &Profile, runs: &[NodeId]) -> MemoryCurve {
-    if profile.reuse.is_any() {
-        return memory_curve(graph, profile, runs, &liveness(graph, profile, runs));
+/// The curve of a sequence at once, for planners that ask for many: what [`memory_curve`] says of
+/// [`liveness`], without a table of lives where nothing moves and no output may take over an input.
+pub fn held(graph: &Graph, profile: &Profile, sequence: &Sequence) -> MemoryCurve {
+    if profile.reuse.is_any() || sequence.has_moves() {
+        return memory_curve(graph, profile, sequence, &liveness(graph, profile, sequence));
     }
+    let runs = &sequence.runs()[..];
     // For each storage the last access to its newest copy; nothing before its first run.
     let mut last: SecondaryMap<StorageId, Option<u32>> =
         SecondaryMap::with_capacity(graph.storages().len());
@@ -303,14 +297,15 @@ pub fn held(graph: &Graph, profile: &Profile, runs: &[NodeId]) -> MemoryCurve {
     curve(profile, runs, now, &born, &freed)
 }
 
-/// Bytes over `runs`: outputs and workspace are allocated while inputs are still held; what was
+/// Bytes over a sequence: outputs and workspace are allocated while inputs are still held; what was
 /// used for the last time is freed after the node.
 pub fn memory_curve(
     graph: &Graph,
     profile: &Profile,
-    runs: &[NodeId],
+    sequence: &Sequence,
     liveness: &Liveness,
 ) -> MemoryCurve {
+    let runs = &sequence.runs()[..];
     let mut born = vec![Bytes::ZERO; runs.len() + 1];
     let mut freed = vec![Bytes::ZERO; runs.len() + 1];
     let mut now = Bytes::ZERO;
@@ -355,7 +350,7 @@ fn curve(
             (peak, at) = (bytes, position);
         }
     }
-    // What was brought behind the last run is there, too.
+    // What was brought after the last run is there, too.
     now += born[runs.len()];
     if now > peak {
         (peak, at) = (now, runs.len().saturating_sub(1));

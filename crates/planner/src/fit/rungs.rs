@@ -75,8 +75,7 @@ impl BudgetedPlanner<'_> {
         is_first: bool,
     ) -> Laid {
         let (budget, plan) = (known.0.slab, known.1.clone());
-        let rank =
-            |(schedule, plan): &Laid| (schedule.slab, self.instance.profile.total(&plan.runs()).0);
+        let rank = |(schedule, plan): &Laid| (schedule.slab, plan.seconds);
         let mut smallest = known;
         let mut take = |plan: &Plan, effort: &Effort<'_>| {
             let laid = (self.packed(plan, budget, terms, effort)?, plan.clone());

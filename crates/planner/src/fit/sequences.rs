@@ -7,11 +7,11 @@
 
 use std::cmp::Ordering;
 
-use crate::analysis::{Motion, Move, liveness_with, memory_curve};
+use crate::analysis::{Motion, Move};
 use crate::effort::Meter;
 use crate::id::{LaneId, NodeId, StorageId};
 use crate::machine::{Link, Route};
-use crate::plan::offload::{Crossing, Home, Offloaded, Offloading};
+use crate::plan::offload::{Crossing, Home, Offloading};
 use crate::plan::{self, Instance, Plan, Planner, Search};
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
@@ -97,27 +97,14 @@ impl Bracket {
     }
 }
 
-/// A sequence of runs with moves.
-pub struct Candidate {
-    pub runs: Vec<NodeId>,
-    pub offloaded: Offloaded,
-}
-
-impl Candidate {
-    /// The plan that it is.
-    pub fn plan(&self) -> Plan {
-        Plan::with_moves(Planner::Auto, &self.runs, &self.offloaded.moves)
-    }
-
-    /// Becomes another sequence where that is faster, and says whether it is.
-    fn improve(&mut self, runs: Vec<NodeId>, offloaded: Option<Offloaded>) -> bool {
-        match offloaded {
-            Some(offloaded) if offloaded.seconds.0 < self.offloaded.seconds.0 => {
-                *self = Candidate { runs, offloaded };
-                true
-            }
-            Some(_) | None => false,
+/// Takes another plan where that is faster, and says whether it is.
+fn improve(best: &mut Plan, other: Option<Plan>) -> bool {
+    match other {
+        Some(other) if other.seconds < best.seconds => {
+            *best = other;
+            true
         }
+        Some(_) | None => false,
     }
 }
 
@@ -156,7 +143,7 @@ impl Sequences<'_> {
         meter: &Meter<'_>,
     ) -> Vec<Vec<NodeId>> {
         let mut sequences = vec![self.instance.order.to_vec()];
-        sequences.extend(known.map(Plan::runs));
+        sequences.extend(known.map(|known| known.runs()));
         let lowest =
             search.lowest(&meter.round(self.instance.order.len() as u64 * WORK_OF_A_LEVEL, SEARCH));
         sequences.push(lowest.runs());
@@ -174,7 +161,7 @@ impl Sequences<'_> {
         budget: Bytes,
         bracket: &mut Bracket,
         meter: &mut Meter<'_>,
-    ) -> Vec<Candidate> {
+    ) -> Vec<Plan> {
         let peak = self.instance.peak(self.instance.order);
         let work = self.instance.order.len() as u64 * WORK_OF_A_LEVEL;
         // The level of the step as it stands.
@@ -213,14 +200,14 @@ impl Sequences<'_> {
             if std::mem::replace(&mut is_highest, false) {
                 bracket.tries_highest = moved.is_none();
             }
-            let is_in_time = moved.as_ref().is_some_and(|Candidate { runs, offloaded }| {
-                let seconds = offloaded.seconds.0;
-                let total = self.instance.profile.total(runs).0;
+            let is_in_time = moved.as_ref().is_some_and(|moved| {
+                let seconds = moved.seconds.0;
+                let total = self.instance.profile.total(&moved.runs()).0;
                 seconds < fastest || seconds <= total * (1.0 + IN_TIME)
             });
             match &moved {
                 Some(moved) if is_in_time => {
-                    (bracket.in_time, fastest) = (middle, moved.offloaded.seconds.0);
+                    (bracket.in_time, fastest) = (middle, moved.seconds.0);
                 }
                 // More has to be away where no sequence holds so little.
                 None if !is_known => bracket.in_time = middle,
@@ -236,23 +223,18 @@ impl Sequences<'_> {
     }
 
     /// A sequence with what has to be away for a budget, after a look.
-    fn moved(&self, runs: Vec<NodeId>, budget: Bytes, meter: &mut Meter<'_>) -> Option<Candidate> {
+    fn moved(&self, runs: Vec<NodeId>, budget: Bytes, meter: &mut Meter<'_>) -> Option<Plan> {
         let offloading = self.offloading(&runs);
         let work = (LOOK * runs.len() as u64).min(meter.left());
         let effort = meter.round(work, of_left(OF_A_LOOK, meter));
         meter.spend(work);
-        let offloaded = offloading.within(budget, effort.seed, &mut Meter::new(&effort))?;
-        Some(Candidate { runs, offloaded })
+        let moved = offloading.within(budget, effort.seed, &mut Meter::new(&effort))?;
+        Some(Plan { planner: Planner::Auto, ..moved })
     }
 
     /// The same sequences within another budget.
-    pub fn within(
-        &self,
-        found: &[Candidate],
-        budget: Bytes,
-        meter: &mut Meter<'_>,
-    ) -> Vec<Candidate> {
-        let moved = found.iter().map(|found| self.moved(found.runs.clone(), budget, meter));
+    pub fn within(&self, found: &[Plan], budget: Bytes, meter: &mut Meter<'_>) -> Vec<Plan> {
+        let moved = found.iter().map(|found| self.moved(found.runs(), budget, meter));
         moved.flatten().collect()
     }
 
@@ -266,7 +248,7 @@ impl Sequences<'_> {
     }
 
     /// Moves and recomputation in turns, as long as that is faster; then more thoroughly.
-    pub fn descend(&self, best: &mut Candidate, budget: Bytes, share: f64, meter: &mut Meter<'_>) {
+    pub fn descend(&self, best: &mut Plan, budget: Bytes, share: f64, meter: &mut Meter<'_>) {
         let until = meter.part() + share;
         for thoroughly in 0..MOST_THOROUGH {
             self.recompute_less(best, Leg { budget, until, thoroughly }, meter);
@@ -275,9 +257,10 @@ impl Sequences<'_> {
 
     /// A little more is moved than has to be, so that there is room for less recomputation; what
     /// moves then is chosen anew.
-    fn recompute_less(&self, best: &mut Candidate, leg: Leg, meter: &mut Meter<'_>) {
+    fn recompute_less(&self, best: &mut Plan, leg: Leg, meter: &mut Meter<'_>) {
         let (hidden, budget) = (self.hidden(), leg.budget);
-        let work = leg.work(&best.runs, meter);
+        let mut held = best.runs();
+        let work = leg.work(&held, meter);
         let mut spares = SPARE.iter();
         while let Some(spare) = spares.next() {
             if leg.is_over(meter) {
@@ -285,16 +268,17 @@ impl Sequences<'_> {
             }
             let spare = Bytes((hidden * spare) as u64);
             let moved = match spare {
-                Bytes::ZERO => Some(best.offloaded.clone()),
-                spare => self.moved_in(leg, &best.runs, budget.saturating_sub(spare), meter),
+                Bytes::ZERO => Some(best.clone()),
+                spare => self.moved_in(leg, &held, budget.saturating_sub(spare), meter),
             };
             let Some(moved) = moved else { continue };
-            let away = self.away(&best.runs, &moved);
+            let away = self.away(&held, &moved);
             meter.spend(work);
             let effort = meter.round(work, LEG);
-            let runs = plan::relieved(self.instance, &best.runs, &away, budget, &effort);
+            let runs = plan::relieved(self.instance, &held, &away, budget, &effort);
             let next = self.moved_in(leg, &runs, budget, meter);
-            if best.improve(runs, next) {
+            if improve(best, next) {
+                held = runs;
                 spares = SPARE.iter();
             }
         }
@@ -304,7 +288,7 @@ impl Sequences<'_> {
     /// that is faster.
     pub fn recompute_instead(
         &self,
-        best: &mut Candidate,
+        best: &mut Plan,
         budget: Bytes,
         share: f64,
         meter: &mut Meter<'_>,
@@ -315,24 +299,25 @@ impl Sequences<'_> {
 
     /// One storage: those first whose transfers take the longest in comparison. Whether something
     /// faster was found.
-    fn one_instead(&self, best: &mut Candidate, leg: Leg, meter: &mut Meter<'_>) -> bool {
+    fn one_instead(&self, best: &mut Plan, leg: Leg, meter: &mut Meter<'_>) -> bool {
         let (graph, profile) = (self.instance.graph, self.instance.profile);
         let link = profile.hierarchy.lanes[self.route.back].link;
-        let waiting = best.offloaded.seconds.0 - profile.total(&best.runs).0;
+        let (runs, moves) = (best.runs(), best.sequence.moves());
+        let waiting = best.seconds.0 - profile.total(&runs).0;
         let gain = |back: &Move| {
             let maker = graph.producer(back.storage).filter(|&node| graph.runs(node))?;
             let again = profile.seconds[maker].0;
             let gain = link.seconds(graph.storages()[back.storage]).0 - again;
             (gain > 0.0 && again < waiting).then_some((gain, *back))
         };
-        let back = best.offloaded.moves.iter().filter(|it| it.motion == Motion::Prefetch);
+        let back = moves.iter().filter(|it| it.motion == Motion::Prefetch);
         let mut returns: Vec<(f64, Move)> = back.filter_map(gain).collect();
         returns.sort_by(|(a, _), (b, _)| b.total_cmp(a));
         let once_more = |(_, back): (f64, Move)| {
             let from = back.before as usize;
             let reads = |&node: &NodeId| graph.reads(node).contains(&back.storage);
-            let ahead = best.runs.get(from..)?.iter().position(reads)?;
-            plan::once_more(graph, &best.runs, back.storage, from + ahead)
+            let ahead = runs.get(from..)?.iter().position(reads)?;
+            plan::once_more(graph, &runs, back.storage, from + ahead)
         };
         let more: Vec<Vec<NodeId>> =
             returns.into_iter().filter_map(once_more).take(MOST_INSTEAD).collect();
@@ -342,7 +327,7 @@ impl Sequences<'_> {
             } else {
                 self.moved_in(leg, &runs, leg.budget, meter)
             };
-            best.improve(runs, next)
+            improve(best, next)
         })
     }
 
@@ -353,21 +338,19 @@ impl Sequences<'_> {
         runs: &[NodeId],
         budget: Bytes,
         meter: &mut Meter<'_>,
-    ) -> Option<Offloaded> {
+    ) -> Option<Plan> {
         let work = leg.work(runs, meter);
         meter.spend(work);
         let effort = meter.round(work, LEG);
         let seed = effort.seed.wrapping_add(u64::from(leg.thoroughly));
-        self.offloading(runs).within(budget, seed, &mut Meter::new(&effort))
+        let moved = self.offloading(runs).within(budget, seed, &mut Meter::new(&effort))?;
+        Some(Plan { planner: Planner::Auto, ..moved })
     }
 
     /// What is away at each run.
-    fn away(&self, runs: &[NodeId], offloaded: &Offloaded) -> Vec<Bytes> {
-        let held = |moves: &[Move]| {
-            let lives = liveness_with(self.instance.graph, self.instance.profile, runs, moves);
-            memory_curve(self.instance.graph, self.instance.profile, runs, &lives).held
-        };
-        let (all, left) = (held(&[]), held(&offloaded.moves));
+    fn away(&self, runs: &[NodeId], moved: &Plan) -> Vec<Bytes> {
+        let all = self.instance.simulate(&runs.into()).curve.held;
+        let left = self.instance.simulate(&moved.sequence).curve.held;
         all.into_iter().zip(left).map(|(all, left)| all.saturating_sub(left)).collect()
     }
 }
@@ -388,14 +371,14 @@ fn of_left(share: f64, meter: &Meter<'_>) -> f64 {
 }
 
 /// The fastest of what was found, the faster before the slower.
-pub fn fastest_of(mut found: Vec<Candidate>) -> Vec<Candidate> {
+pub fn fastest_of(mut found: Vec<Plan>) -> Vec<Plan> {
     found.sort_by(by_seconds);
-    found.dedup_by(|a, b| a.runs == b.runs);
+    found.dedup_by(|a, b| a.runs() == b.runs());
     found.truncate(IMPROVED);
     found
 }
 
 /// The faster before the slower.
-fn by_seconds(a: &Candidate, b: &Candidate) -> Ordering {
-    a.offloaded.seconds.0.total_cmp(&b.offloaded.seconds.0)
+fn by_seconds(a: &Plan, b: &Plan) -> Ordering {
+    a.seconds.0.total_cmp(&b.seconds.0)
 }

@@ -12,8 +12,7 @@ use std::sync::mpsc::{self, Receiver};
 use crate::aside::Aside;
 use crate::effort::{Effort, Meter};
 use crate::goal::Goal;
-use crate::id::NodeId;
-use crate::plan::{self, Instance, OfRule, Plan, Planner, Search};
+use crate::plan::{self, Instance, Plan, Planner, Search};
 use crate::schedule::{Lowering, Residents, Schedule, lower};
 use crate::units::{Bytes, Seconds};
 
@@ -49,7 +48,7 @@ impl SmallestSlab<'_, '_> {
         &self,
         search: &mut Search<'_>,
         best: Option<&Laid>,
-        known: &mut Option<Vec<OfRule>>,
+        known: &mut Option<Vec<Plan>>,
     ) -> Laid {
         let lowest_offered = AtomicU64::new(u64::MAX);
         let noted = known.take();
@@ -57,15 +56,15 @@ impl SmallestSlab<'_, '_> {
             let (offer, offered) = mpsc::channel();
             let lowest_offered = &lowest_offered;
             let peers = Aside::begin(scope, move || {
-                let offer = |runs: &[NodeId]| {
-                    let plan = Plan::of_runs(Planner::Auto, runs.to_vec());
-                    lowest_offered.fetch_min(self.peak(&plan).0, Ordering::Relaxed);
+                let offer = |plan: &Plan| {
+                    let plan = Plan { planner: Planner::Auto, ..plan.clone() };
+                    lowest_offered.fetch_min(plan.peak.0, Ordering::Relaxed);
                     // Nobody listens any more where a thread panicked, which leaves its message.
                     let _ = offer.send(plan);
                 };
                 match noted {
                     Some(plans) => {
-                        plans.iter().for_each(|(_, runs)| offer(runs));
+                        plans.iter().for_each(offer);
                         plans
                     }
                     None => plan::lowest_of_peers(self.instance, self.meter, offer),
@@ -78,7 +77,7 @@ impl SmallestSlab<'_, '_> {
                 &self.meter.round(self.meter.effort().work, PEAK),
                 peers,
                 |lowest| {
-                    if self.peak(lowest) > self.enough {
+                    if lowest.peak > self.enough {
                         return false;
                     }
                     let schedule = self.lay_out(lowest, self.rest(LOOK));
@@ -94,7 +93,7 @@ impl SmallestSlab<'_, '_> {
             }
         });
         best.unwrap_or_else(|| {
-            let plan = Plan::of_runs(Planner::Auto, self.instance.order.to_vec());
+            let plan = self.instance.unplanned(Planner::Auto);
             (self.lay_out(&plan, self.rest(1.0)), plan)
         })
     }
@@ -138,7 +137,7 @@ impl SmallestSlab<'_, '_> {
         let grace = self.meter.with_grace(self.instance.order.len());
         let is_too_late = |best: &Option<Laid>| best.is_some() && grace.is_over();
         for plan in offered {
-            let peak = self.peak(&plan).0;
+            let peak = plan.peak.0;
             let must_wait =
                 || !self.meter.has_deadline() || lowest_offered.load(Ordering::Relaxed) < peak;
             let waits = must_wait() || is_too_late(&best);
@@ -150,7 +149,7 @@ impl SmallestSlab<'_, '_> {
                 waiting.push(plan);
             }
         }
-        waiting.sort_by_key(|plan| self.peak(plan));
+        waiting.sort_by_key(|plan| plan.peak);
         // The lowest had its floor; these have only what time is left, and if it is too late for
         // all of them, the lowest of them is laid out alone.
         let without_floor = || self.meter.round(self.meter.effort().work, 1.0);
@@ -176,20 +175,14 @@ impl SmallestSlab<'_, '_> {
         Effort { floor, ..self.meter.round(effort.work.max(floor), share) }
     }
 
-    fn peak(&self, plan: &Plan) -> Bytes {
-        self.instance.peak(&plan.runs())
-    }
-
     /// No addresses of a plan would be better.
     fn is_hopeless(&self, best: &Option<Laid>, plan: &Plan) -> bool {
-        best.as_ref().is_some_and(|(best, _)| self.peak(plan) > best.slab.max(self.enough))
+        best.as_ref().is_some_and(|(best, _)| plan.peak > best.slab.max(self.enough))
     }
 
     /// The one that takes less beyond what is enough, or else less time.
     fn better(&self, one: Option<Laid>, other: Laid) -> Laid {
-        let rank = |(schedule, plan): &Laid| {
-            (schedule.slab.max(self.enough), self.instance.profile.total(&plan.runs()).0)
-        };
+        let rank = |(schedule, plan): &Laid| (schedule.slab.max(self.enough), plan.seconds);
         match one {
             Some(one) if rank(&one) <= rank(&other) => one,
             Some(_) | None => other,

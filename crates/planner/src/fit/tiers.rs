@@ -119,10 +119,10 @@ impl Tiered<'_> {
             }
             let mut missing = None;
             if let Some(candidate) = found.first()
-                && let seconds = candidate.offloaded.seconds.0
+                && let seconds = candidate.seconds.0
                 && best.as_ref().is_none_or(|(best, _)| seconds < *best)
             {
-                let schedule = self.lay_out(&candidate.plan(), Goal::Within(budget), meter);
+                let schedule = self.lay_out(candidate, Goal::Within(budget), meter);
                 let more = schedule.slab.saturating_sub(budget);
                 missing = Some(more);
                 if more == Bytes::ZERO {
@@ -171,8 +171,8 @@ impl Tiered<'_> {
                 if found.is_none() && !self.residents.below.is_empty() && best.is_some() {
                     continue;
                 }
-                let moves = found.map_or(Vec::new(), |found| found.moves);
-                let plan = Plan::with_moves(Planner::Auto, &runs, &moves);
+                let stays = || moving.instance.plan(Planner::Auto, &runs);
+                let plan = Plan { planner: Planner::Auto, ..found.unwrap_or_else(stays) };
                 let schedule = self.lay_out(&plan, Goal::Smallest, meter);
                 let rank = self.rank(&schedule, enough);
                 let is_better = best.as_ref().is_none_or(|(least, _)| rank < *least);

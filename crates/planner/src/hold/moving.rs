@@ -2,14 +2,14 @@
 //! none is slower than the fastest that is known to move nothing; and what may not move stays.
 
 use crate::effort::{Effort, Meter};
-use crate::fit::sequences::{Bracket, Candidate, Sequences, fastest_of, with_instant_lanes};
+use crate::fit::sequences::{Bracket, Sequences, fastest_of, with_instant_lanes};
 use crate::fit::{Bound, FitError};
 use crate::goal::Goal;
 use crate::graph::Graph;
 use crate::hold::{Held, checked, hold};
 use crate::id::StorageId;
 use crate::plan::offload::{Crossing, Home};
-use crate::plan::{self, Instance, Plan, PlanError, Planner, Search};
+use crate::plan::{self, Instance, Plan, Planner, Search};
 use crate::profile::Profile;
 use crate::units::Bytes;
 
@@ -39,16 +39,14 @@ pub fn hold_moving(
     let home = |storage| if may_move(storage) { Home::Anywhere } else { Home::Device };
     let moving =
         Sequences { instance, route, home: &home, taken: Bytes::ZERO, crossing: Crossing::Never };
-    let lowest = |search: &mut Search<'_>| {
-        let plan = smallest(&moving, search, &meter);
-        (instance.simulate_plan(&plan).curve.peak, plan)
-    };
+    let lowest = |search: &mut Search<'_>| smallest(&moving, search, &meter);
     match goal {
         Goal::Smallest => {
-            let (peak, plan) = lowest(&mut search);
-            let plan = fastest(&moving, &search, peak, Some(plan), &meter);
+            let lowest = lowest(&mut search);
+            let peak = lowest.peak;
+            let plan = fastest(&moving, &search, peak, Some(lowest), &meter);
             let plan = plan.expect("the smallest plan is known");
-            checked(graph, profile, &plan, (peak, None))
+            checked(graph, profile, plan, (peak, None))
         }
         Goal::Within(budget) => {
             let is_possible = budget >= search.least_budget();
@@ -57,17 +55,14 @@ pub fn hold_moving(
             let plan = match fastest(&moving, &search, budget, known.flatten(), &meter) {
                 Some(plan) => plan,
                 None => {
-                    let (peak, plan) = lowest(&mut search);
-                    if peak > budget {
-                        return Err(PlanError::infeasible(instance, budget, plan).into());
-                    }
-                    plan
+                    let lowest = lowest(&mut search);
+                    instance.within(budget, lowest)?
                 }
             };
             let proof = meter.round(effort.work, 1.0);
             let least = plan::lower_bound_with_moves(instance, budget, &proof);
             let bound = Bound::of_moves(instance.seconds().max(least));
-            checked(graph, profile, &plan, (budget, Some(bound)))
+            checked(graph, profile, plan, (budget, Some(bound)))
         }
     }
 }
@@ -81,8 +76,8 @@ fn fastest(
     meter: &Meter<'_>,
 ) -> Option<Plan> {
     let instance = moving.instance;
-    let seconds = known.as_ref().map(|plan| instance.simulate_plan(plan).seconds.0);
-    if seconds.is_some_and(|seconds| seconds <= instance.seconds().0) {
+    let seconds = known.as_ref().map(|plan| plan.seconds);
+    if seconds.is_some_and(|seconds| seconds <= instance.seconds()) {
         return known;
     }
     let mut meter = meter.clone();
@@ -93,26 +88,22 @@ fn fastest(
         moving.descend(candidate, budget, share, &mut meter);
     }
     let found = fastest_of(found).into_iter().next();
-    let found =
-        found.filter(|found| seconds.is_none_or(|seconds| found.offloaded.seconds.0 < seconds));
-    found.as_ref().map(Candidate::plan).or(known)
+    found.filter(|found| seconds.is_none_or(|seconds| found.seconds < seconds)).or(known)
 }
 
 /// The plan with the smallest peak that is found.
 fn smallest(moving: &Sequences<'_>, search: &mut Search<'_>, meter: &Meter<'_>) -> Plan {
-    let instant = with_instant_lanes(moving.instance.profile);
-    let instance = Instance { profile: &instant, ..moving.instance };
-    let moving = &Sequences { instance, ..*moving };
-    let mut best: Option<(Bytes, Plan)> = None;
+    let instance = moving.instance;
+    let instant = with_instant_lanes(instance.profile);
+    let moving = &Sequences { instance: Instance { profile: &instant, ..instance }, ..*moving };
+    let mut best: Option<Plan> = None;
     for runs in moving.lowest(search, None, meter) {
-        let moves =
-            moving.offloading(&runs).smallest(meter).map_or(Vec::new(), |found| found.moves);
-        let plan = Plan::with_moves(Planner::Auto, &runs, &moves);
-        let peak = instance.simulate_plan(&plan).curve.peak;
-        if best.as_ref().is_none_or(|(least, _)| peak < *least) {
-            best = Some((peak, plan));
+        let moved = moving.offloading(&runs).smallest(meter);
+        let sequence = moved.map_or(runs.into(), |moved| moved.sequence);
+        let plan = instance.plan(Planner::Auto, sequence);
+        if best.as_ref().is_none_or(|best| plan.peak < best.peak) {
+            best = Some(plan);
         }
     }
-    let known = best.map(|(_, plan)| plan);
-    known.unwrap_or_else(|| Plan::of_runs(Planner::Auto, instance.order.to_vec()))
+    best.unwrap_or_else(|| instance.unplanned(Planner::Auto))
 }

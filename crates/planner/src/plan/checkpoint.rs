@@ -29,9 +29,6 @@ pub fn checkpoint(
         }
     }
     meter.spend(4 * order.len() as u64);
-    let plan = Plan::of_runs(planner, rematerialize(graph, order, &retentions));
-    if instance.peak(&plan.runs()) <= budget {
-        return Ok(plan);
-    }
-    Err(PlanError::infeasible(instance, budget, plan))
+    let plan = instance.plan(planner, rematerialize(graph, order, &retentions));
+    instance.within(budget, plan)
 }

@@ -10,13 +10,13 @@
 use cranelift_entity::SecondaryMap;
 use good_lp::{Expression, Variable, constraint};
 
-use crate::analysis::{Liveness, liveness};
+use crate::analysis::{Liveness, held, liveness};
 use crate::effort::Meter;
 use crate::graph::Graph;
 use crate::id::{NodeId, StorageId};
 use crate::plan::milp::{Goal, Milp, within_tolerance};
 use crate::plan::rematerialize::{Versions, legal};
-use crate::plan::{Instance, Plan, PlanError, Planner, none, simulate};
+use crate::plan::{Instance, Plan, PlanError, Planner, none};
 use crate::profile::Profile;
 use crate::units::Bytes;
 
@@ -34,24 +34,20 @@ pub fn exact(instance: Instance<'_>, budget: Bytes, meter: &Meter<'_>) -> Result
         return Err(PlanError::TooLarge { nodes: order.len(), most: MOST_NODES });
     }
     let meter = meter.uncounted();
-    let peak = |runs: &[NodeId]| instance.peak(runs);
     let fastest = within_tolerance(budget, |target| {
         let runs = Formulation::new(instance, Goal::Fastest(target)).solve(&meter)?;
         Ok(runs.map(|runs| {
-            let reached = peak(&runs);
-            (runs, reached)
+            let plan = instance.plan(Planner::Exact, runs);
+            let reached = plan.peak;
+            (plan, reached)
         }))
     })?;
-    if let Some(runs) = fastest {
-        return Ok(Plan::of_runs(Planner::Exact, runs));
+    if let Some(plan) = fastest {
+        return Ok(plan);
     }
     let lowest =
         Formulation::new(instance, Goal::Lowest).solve(&meter)?.unwrap_or_else(|| order.to_vec());
-    let plan = Plan::of_runs(Planner::Exact, lowest);
-    if peak(&plan.runs()) <= budget {
-        return Ok(plan);
-    }
-    Err(PlanError::infeasible(instance, budget, plan))
+    instance.within(budget, instance.plan(Planner::Exact, lowest))
 }
 
 /// A run that may take place: a node of the step, or a repetition in front of one.
@@ -194,8 +190,9 @@ impl<'a> Formulation<'a> {
     fn memory(&mut self, goal: Goal) {
         let decided = self.decided();
         let plain = self.profile.clone().without_reuse();
-        let lives = liveness(self.graph, &plain, self.order);
-        let unplanned = simulate(self.graph, self.profile, self.order).curve.peak;
+        let unplanned = self.order.into();
+        let lives = liveness(self.graph, &plain, &unplanned);
+        let unplanned = held(self.graph, self.profile, &unplanned).peak;
         let (limit, scale) = match goal {
             Goal::Fastest(budget) => (
                 Expression::from(budget.0 as f64 / unplanned.0.max(1) as f64),

@@ -3,7 +3,7 @@
 
 mod words;
 
-use crate::analysis::liveness_with;
+use crate::analysis::{Sequence, liveness};
 use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::plan::{Instance, Plan, Planner};
@@ -79,14 +79,13 @@ impl Infeasible {
     /// Explains that `plan`, the lowest one known, exceeds `budget`.
     pub fn new(instance: Instance<'_>, budget: Bytes, plan: Plan) -> Infeasible {
         let Instance { graph, profile, .. } = instance;
-        let runs = plan.runs();
-        let curve = instance.simulate_plan(&plan).curve;
-        let binding = runs.get(curve.at).map(|&node| Binding {
+        let curve = instance.simulate(&plan.sequence).curve;
+        let binding = plan.runs().get(curve.at).map(|&node| Binding {
             node,
             name: graph.nodes()[node].name.clone(),
             module: graph.module_of(node).to_string(),
         });
-        let live = live_tensors(graph, profile, &plan, curve.at);
+        let live = live_tensors(graph, profile, &plan.sequence, curve.at);
         let (needed, peak) = (needed(graph, profile, plan.planner), curve.peak);
         let reached = peak;
         Infeasible { budget, needed, reached, plan, peak, binding, live, prediction: None }
@@ -119,11 +118,16 @@ pub fn needed(graph: &Graph, profile: &Profile, planner: Planner) -> Bytes {
     resting + own.max().unwrap_or(Bytes::ZERO)
 }
 
-/// Everything alive at one run of a plan, largest first; what a node writes in place is
+/// Everything alive at one run of a sequence, largest first; what a node writes in place is
 /// counted once.
-pub fn live_tensors(graph: &Graph, profile: &Profile, plan: &Plan, at: usize) -> Vec<LiveTensor> {
-    let runs = plan.runs();
-    let lives = liveness_with(graph, profile, &runs, &plan.moves());
+pub fn live_tensors(
+    graph: &Graph,
+    profile: &Profile,
+    sequence: &Sequence,
+    at: usize,
+) -> Vec<LiveTensor> {
+    let runs = sequence.runs();
+    let lives = liveness(graph, profile, sequence);
     let here = at as u32;
     let alive = lives.intervals.values().filter(|life| {
         life.born.is_none_or(|born| born <= here)

@@ -1,10 +1,12 @@
-//! What is planned. Invariant: an instance's order has each node that computes once, after
-//! everything that it reads.
+//! What is planned, and what a planner makes of it. Invariant: an instance's order has each node
+//! that computes once, after everything that it reads; a plan's peak and seconds are those of its
+//! sequence, simulated.
 
+use crate::analysis::{MemoryCurve, Sequence, held, seconds};
 use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::machine::Route;
-use crate::plan::{Plan, Simulation, simulate, simulate_plan};
+use crate::plan::{PlanError, Planner};
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
 
@@ -19,6 +21,41 @@ pub struct Instance<'a> {
     pub order: &'a [NodeId],
 }
 
+/// What a planner decided.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// The planner that made it.
+    pub planner: Planner,
+    /// What is done, in order.
+    pub sequence: Sequence,
+    /// The most bytes that it holds at once.
+    pub peak: Bytes,
+    /// How long it takes.
+    pub seconds: Seconds,
+}
+
+impl Plan {
+    /// The nodes that it runs, in order.
+    pub fn runs(&self) -> Vec<NodeId> {
+        self.sequence.runs()
+    }
+}
+
+/// Bytes and seconds of a sequence.
+#[derive(Clone, Debug)]
+pub struct Simulation {
+    /// The bytes that are held at each run.
+    pub curve: MemoryCurve,
+    /// The seconds of all runs together, with those in which they wait for what moves.
+    pub seconds: Seconds,
+}
+
+/// Simulates a sequence.
+pub fn simulate(graph: &Graph, profile: &Profile, sequence: &Sequence) -> Simulation {
+    let curve = held(graph, profile, sequence);
+    Simulation { curve, seconds: seconds(graph, profile, sequence) }
+}
+
 impl<'a> Instance<'a> {
     /// A step with its costs and an order, such as [`base_order`](crate::plan::base_order).
     pub fn new(graph: &'a Graph, profile: &'a Profile, order: &'a [NodeId]) -> Instance<'a> {
@@ -30,19 +67,34 @@ impl<'a> Instance<'a> {
         self.profile.hierarchy.main_route()
     }
 
-    /// Bytes and seconds of a sequence of runs.
-    pub fn simulate(&self, runs: &[NodeId]) -> Simulation {
-        simulate(self.graph, self.profile, runs)
+    /// Bytes and seconds of a sequence.
+    pub fn simulate(&self, sequence: &Sequence) -> Simulation {
+        simulate(self.graph, self.profile, sequence)
     }
 
-    /// Bytes and seconds of a plan, with what it moves.
-    pub fn simulate_plan(&self, plan: &Plan) -> Simulation {
-        simulate_plan(self.graph, self.profile, plan)
+    /// The most bytes that a sequence holds at once.
+    pub fn peak(&self, sequence: impl Into<Sequence>) -> Bytes {
+        held(self.graph, self.profile, &sequence.into()).peak
     }
 
-    /// The most bytes that a sequence of runs holds at once.
-    pub fn peak(&self, runs: &[NodeId]) -> Bytes {
-        self.simulate(runs).curve.peak
+    /// A sequence as the plan of a planner.
+    pub fn plan(&self, planner: Planner, sequence: impl Into<Sequence>) -> Plan {
+        let sequence = sequence.into();
+        let Simulation { curve, seconds } = simulate(self.graph, self.profile, &sequence);
+        Plan { planner, sequence, peak: curve.peak, seconds }
+    }
+
+    /// A plan, if it fits a budget, and otherwise the refusal that it is the lowest one known.
+    pub(crate) fn within(self, budget: Bytes, plan: Plan) -> Result<Plan, PlanError> {
+        match plan.peak <= budget {
+            true => Ok(plan),
+            false => Err(PlanError::infeasible(self, budget, plan)),
+        }
+    }
+
+    /// The order of first runs, and nothing else, as a plan.
+    pub fn unplanned(&self, planner: Planner) -> Plan {
+        self.plan(planner, self.order)
     }
 
     /// Seconds of all first runs together, which no schedule is faster than.

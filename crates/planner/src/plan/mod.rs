@@ -5,7 +5,6 @@
 //! A pass is a plain function from graph, profile and budget to a [`Plan`] or to an [`Infeasible`]
 //! that explains.
 
-mod action;
 mod checkpoint;
 mod exact;
 mod infeasible;
@@ -25,32 +24,27 @@ mod spread;
 
 use thiserror::Error;
 
-pub use action::{Action, Plan};
 pub use checkpoint::checkpoint;
 pub use exact::exact;
 pub use infeasible::{Binding, Infeasible, LiveTensor, Prediction, live_tensors, needed};
-pub use instance::Instance;
+pub use instance::{Instance, Plan, Simulation, simulate};
 pub use milp::{SOLVER, SolverLimits};
 pub use not_found::NotFound;
 pub use order::base_order;
 pub use rematerialize::{Retention, Retentions, once_more, rematerialize};
-pub use rewrite::{RewriteError, RewrittenMove, rewrite, rewrite_with};
+pub use rewrite::{RewriteError, Rewritten, RewrittenMove, rewrite};
 pub use search::{
-    Answer, BoundOrder, FIRST_ROUND, LOWEST, OfRule, Search, lower_bound, lower_bound_with_moves,
+    Answer, BoundOrder, FIRST_ROUND, LOWEST, Search, lower_bound, lower_bound_with_moves,
     lowest_of_peers, relieved,
 };
 pub use spread::spread;
 
 use crate::analysis::modules::ModuleInfoError;
-use crate::analysis::{MemoryCurve, Move, held, liveness_with, memory_curve, seconds_with};
 use crate::effort::{Effort, Meter};
-use crate::graph::Graph;
-use crate::id::NodeId;
 use crate::plan::offload::Offloading;
 use crate::plan::published::capuchin::{capuchin, capuchin_published, capuchin_swap};
 use crate::plan::published::{chen, dtr, knapsack, rotor, sac, xla};
-use crate::profile::Profile;
-use crate::units::{Bytes, Seconds};
+use crate::units::Bytes;
 
 /// The planners, by the name that a user gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -193,31 +187,6 @@ impl PlanError {
     }
 }
 
-/// Bytes and seconds of a plan, simulated.
-#[derive(Clone, Debug)]
-pub struct Simulation {
-    /// The bytes that are held at each run.
-    pub curve: MemoryCurve,
-    /// The seconds of all runs together.
-    pub seconds: Seconds,
-}
-
-/// Simulates a sequence of runs.
-pub fn simulate(graph: &Graph, profile: &Profile, runs: &[NodeId]) -> Simulation {
-    Simulation { curve: held(graph, profile, runs), seconds: profile.total(runs) }
-}
-
-/// Simulates a plan with what it moves.
-pub fn simulate_plan(graph: &Graph, profile: &Profile, plan: &Plan) -> Simulation {
-    let (runs, moves) = (plan.runs(), plan.moves());
-    let Some(route) = (!moves.is_empty()).then(|| profile.hierarchy.main_route()).flatten() else {
-        return simulate(graph, profile, &runs);
-    };
-    let lives = liveness_with(graph, profile, &runs, &moves);
-    let curve = memory_curve(graph, profile, &runs, &lives);
-    Simulation { curve, seconds: seconds_with(graph, profile, &runs, &moves, route) }
-}
-
 /// Plans the sequence `order` under a budget with one planner, however long it takes; the budget
 /// planner with the default effort.
 pub fn plan(instance: Instance<'_>, budget: Bytes, planner: Planner) -> Result<Plan, PlanError> {
@@ -262,32 +231,24 @@ pub fn offload_only(
     meter: &mut Meter<'_>,
 ) -> Result<Plan, PlanError> {
     let Instance { graph, profile, order } = instance;
-    let refused = |plan| PlanError::infeasible(instance, budget, plan);
     let Some(route) = profile.hierarchy.main_route() else {
-        let plan = Plan::of_runs(Planner::Offload, order.to_vec());
-        let fits = instance.peak(order) <= budget;
-        return if fits { Ok(plan) } else { Err(refused(plan)) };
+        return instance.within(budget, instance.unplanned(Planner::Offload));
     };
     let offloading = Offloading::new(graph, profile, order, route);
     let seed = meter.effort().seed;
-    let plan = |moves: &[Move]| Plan::with_moves(Planner::Offload, order, moves);
     match offloading.within(budget, seed, meter) {
-        Some(found) => Ok(plan(&found.moves)),
+        Some(found) => Ok(found),
         None => {
-            let moves = offloading.smallest(meter).map_or(Vec::new(), |found| found.moves);
-            Err(refused(plan(&moves)))
+            let lowest = offloading.smallest(meter);
+            let lowest = lowest.unwrap_or_else(|| instance.unplanned(Planner::Offload));
+            Err(PlanError::infeasible(instance, budget, lowest))
         }
     }
 }
 
 /// Recomputes nothing: feasible where the peak of `order` fits.
 pub fn none(instance: Instance<'_>, budget: Bytes) -> Result<Plan, PlanError> {
-    let order = instance.order;
-    let plan = Plan::of_runs(Planner::None, order.to_vec());
-    if instance.peak(order) <= budget {
-        return Ok(plan);
-    }
-    Err(PlanError::infeasible(instance, budget, plan))
+    instance.within(budget, instance.unplanned(Planner::None))
 }
 
 /// The budget planner, for one budget; [`Search`] goes on from one to the next.

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crate::plan::{Instance, Plan, PlanError, Planner};
+use crate::plan::{Plan, PlanError, Planner};
 use crate::units::Bytes;
 
 /// What a planner had tried when its time was up, none of which fits.
@@ -21,12 +21,8 @@ pub struct NotFound {
 
 impl NotFound {
     /// `plan` is the lowest that its planner had when its time was up.
-    pub(super) fn error(
-        instance: Instance<'_>,
-        budget: Bytes,
-        (tried, plan): (usize, Plan),
-    ) -> PlanError {
-        let reached = instance.simulate_plan(&plan).curve.peak;
+    pub(super) fn error(budget: Bytes, (tried, plan): (usize, Plan)) -> PlanError {
+        let reached = plan.peak;
         PlanError::NotFound(Box::new(NotFound { budget, tried, plan, reached }))
     }
 }

@@ -4,9 +4,9 @@
 
 use cranelift_entity::SecondaryMap;
 
+use crate::analysis::held;
 use crate::graph::{Graph, Phase};
 use crate::id::{NodeId, StorageId};
-use crate::plan::simulate;
 use crate::profile::Profile;
 use crate::units::Bytes;
 
@@ -15,7 +15,7 @@ use crate::units::Bytes;
 /// stays when it is made, to the end of the step where it holds less while it waits. Each is done
 /// only where it does not raise the peak.
 pub fn base_order(graph: &Graph, profile: &Profile) -> Vec<NodeId> {
-    let peak = |order: &[NodeId]| simulate(graph, profile, order).curve.peak;
+    let peak = |order: &[NodeId]| held(graph, profile, &order.into()).peak;
     let mut order = graph.compute_nodes();
     for pass in [early_updates, late_outputs] {
         let moved = pass(graph, &order);

@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 use cranelift_entity::SecondaryMap;
 use thiserror::Error;
 
-use crate::analysis::{IntervalId, Motion, Move, liveness};
+use crate::analysis::{Action, IntervalId, Motion, Sequence, liveness};
 use crate::graph::{Graph, GraphBuilder, GraphError, NodeSpec, Phase, Value, ValueSpec};
 use crate::id::{NodeId, StorageId, ValueId};
 use crate::profile::Profile;
@@ -41,11 +41,13 @@ pub enum RewriteError {
     Graph(#[from] GraphError),
 }
 
-/// The graph that `runs` make of `graph`. They are those of a plan: every node that runs is among
-/// them, and finds what it reads. A node of it overwrites what its run takes over, and nothing
-/// else.
-pub fn rewrite(graph: &Graph, profile: &Profile, runs: &[NodeId]) -> Result<Graph, RewriteError> {
-    rewrite_with(graph, profile, runs, &[]).map(|(rewritten, _)| rewritten)
+/// A plan as a graph, and what it moves between the nodes of that graph.
+#[derive(Clone, Debug)]
+pub struct Rewritten {
+    /// The graph.
+    pub graph: Graph,
+    /// The moves, in order.
+    pub moves: Vec<RewrittenMove>,
 }
 
 /// A move of a plan in the graph that its runs make.
@@ -61,14 +63,14 @@ pub struct RewrittenMove {
     pub motion: Motion,
 }
 
-/// The same for a plan that also moves what it holds, with its moves in the graph's own terms: a
-/// move stands before the views that are made for the run behind it.
-pub fn rewrite_with(
+/// The graph that a plan's sequence makes of `graph`: every node that runs is in it, and finds what
+/// it reads. A node of the new graph overwrites what its run takes over, and nothing else; a move
+/// stands before the views that are made for the run after it.
+pub fn rewrite(
     graph: &Graph,
     profile: &Profile,
-    runs: &[NodeId],
-    moves: &[Move],
-) -> Result<(Graph, Vec<RewrittenMove>), RewriteError> {
+    sequence: &Sequence,
+) -> Result<Rewritten, RewriteError> {
     let mut rewriting = Rewriting {
         graph,
         builder: GraphBuilder::without_nodes(graph),
@@ -80,17 +82,17 @@ pub fn rewrite_with(
     for (placeholder, _) in graph.nodes().iter().filter(|(_, node)| node.phase.is_placeholder()) {
         rewriting.append(placeholder, graph.nodes()[placeholder].phase, None)?;
     }
-    let phases = phases(graph, runs);
-    let taken = taken(graph, profile, runs);
-    let (mut moves, mut moved) = (moves.iter().peekable(), Vec::with_capacity(moves.len()));
-    for (position, ((&node, phase), taken)) in (0..).zip(runs.iter().zip(phases).zip(taken)) {
-        while let Some(next) = moves.next_if(|next| next.before <= position) {
-            moved.push(rewriting.moved(next)?);
+    let runs = sequence.runs();
+    let mut of_runs = phases(graph, &runs).into_iter().zip(taken(graph, profile, &runs));
+    let mut moves = Vec::new();
+    for action in sequence.actions() {
+        match *action {
+            Action::Run(node) => {
+                let (phase, taken) = of_runs.next().expect("each run has a phase");
+                rewriting.append(node, phase, taken)?;
+            }
+            Action::Move(storage, motion) => moves.push(rewriting.moved(storage, motion)?),
         }
-        rewriting.append(node, phase, taken)?;
-    }
-    for next in moves {
-        moved.push(rewriting.moved(next)?);
     }
     for &output in graph.outputs() {
         let output = rewriting.value(output, "the end of the step", Phase::Backward)?;
@@ -99,7 +101,7 @@ pub fn rewrite_with(
     if let Some(names) = graph.output_names() {
         rewriting.builder.output_names(names.to_vec());
     }
-    Ok((rewriting.builder.build()?, moved))
+    Ok(Rewritten { graph: rewriting.builder.build()?, moves })
 }
 
 /// The phase of each run: a node that runs again serves whichever node runs for the first time
@@ -123,7 +125,7 @@ fn phases(graph: &Graph, runs: &[NodeId]) -> Vec<Phase> {
 
 /// The input that each run takes over, if any.
 fn taken(graph: &Graph, profile: &Profile, runs: &[NodeId]) -> Vec<Option<ValueId>> {
-    let lives = liveness(graph, profile, runs);
+    let lives = liveness(graph, profile, &runs.into());
     let of_run = |(&node, made): (&NodeId, &Vec<IntervalId>)| {
         let from = made.iter().find_map(|&made| lives.intervals[made].in_place_of)?;
         let storage = lives.intervals[from].storage;
@@ -147,7 +149,7 @@ struct Rewriting<'a> {
 
 impl Rewriting<'_> {
     /// A move of the newest copy of a storage, before whatever is appended next.
-    fn moved(&self, &Move { storage, motion, .. }: &Move) -> Result<RewrittenMove, RewriteError> {
+    fn moved(&self, storage: StorageId, motion: Motion) -> Result<RewrittenMove, RewriteError> {
         let before = self.builder.next_node();
         let copy = self.copy[storage].ok_or_else(|| {
             let made = self.graph.values().iter().find(|(_, value)| value.storage == storage);

@@ -82,10 +82,10 @@ impl Profile {
 
     /// Bytes of the slab that a sequence of runs leaves to the runtime's tables: what the runtime
     /// takes anyway has room for each node, and for half as many repeated calls and a few more.
-    pub fn left_to_tables(&self, graph: &Graph, runs: &[NodeId]) -> Bytes {
+    pub fn left_to_tables(&self, graph: &Graph, runs: usize) -> Bytes {
         const FEW: usize = 256;
         let nodes = graph.compute_nodes().len();
-        let beyond = runs.len().saturating_sub(nodes + nodes / 2 + FEW);
+        let beyond = runs.saturating_sub(nodes + nodes / 2 + FEW);
         Bytes(beyond as u64 * self.repeated.0)
     }
 

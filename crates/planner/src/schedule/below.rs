@@ -4,16 +4,16 @@
 
 use cranelift_entity::{EntityRef, SecondaryMap};
 
-use crate::analysis::{Motion, Move, crossing};
+use crate::analysis::{Motion, Move, Sequence, crossing};
 use crate::graph::Graph;
-use crate::id::{BufferId, NodeId, StorageId, TransferId};
+use crate::id::{BufferId, StorageId, TransferId};
 use crate::machine::Route;
 use crate::schedule::instruction::Instruction;
 use crate::schedule::transfer::{Movement, Transfer};
 
 /// Transfers of a sequence, while it becomes instructions.
-pub(super) struct Below<'a> {
-    moves: &'a [Move],
+pub(super) struct Below {
+    moves: Vec<Move>,
     route: Route,
     /// The number of the transfer of each move that has one, and whether a prefetch is the last one
     /// of a copy.
@@ -33,19 +33,19 @@ struct Fact {
     is_last: bool,
 }
 
-impl<'a> Below<'a> {
-    /// What `moves` do over a route, with a buffer in the tier for each storage.
+impl Below {
+    /// What the moves of a sequence do over a route, with a buffer in the tier for each storage.
     pub fn new(
         graph: &Graph,
-        runs: &[NodeId],
-        moves: &'a [Move],
+        sequence: &Sequence,
         route: Route,
         home: SecondaryMap<StorageId, Option<BufferId>>,
-    ) -> Below<'a> {
+    ) -> Below {
+        let moves = sequence.moves();
         let transfers = |next: &Move| next.motion != Motion::Release;
         let mut number = 0;
         let mut facts: Vec<Fact> = Vec::with_capacity(moves.len());
-        for next in moves {
+        for next in &moves {
             facts.push(Fact { transfer: TransferId::new(number), is_last: true });
             number += usize::from(transfers(next));
         }
@@ -68,8 +68,8 @@ impl<'a> Below<'a> {
             leaving: SecondaryMap::new(),
             arriving: SecondaryMap::new(),
         };
-        for index in crossing(graph, runs, moves) {
-            let (next, fact) = (&moves[index], below.facts[index]);
+        for index in crossing(graph, sequence) {
+            let (next, fact) = (below.moves[index], below.facts[index]);
             match next.motion {
                 Motion::Prefetch => {
                     below.arriving[next.storage] = Some((fact.transfer, fact.is_last));

@@ -6,7 +6,7 @@ use std::cmp::Reverse;
 
 use cranelift_entity::{PrimaryMap, SecondaryMap};
 
-use crate::analysis::{Ends, IntervalId, Liveness, Motion, Move};
+use crate::analysis::{Ends, IntervalId, Liveness, Motion, Sequence};
 use crate::effort::Effort;
 use crate::goal::Goal;
 use crate::graph::Graph;
@@ -32,7 +32,7 @@ pub(super) struct Buffers {
 
 impl Buffers {
     /// A buffer of the device for each chain of lives; what moves has whole blocks.
-    pub fn new(graph: &Graph, lives: &Liveness, moves: &[Move], block: u64) -> Buffers {
+    pub fn new(graph: &Graph, lives: &Liveness, block: u64) -> Buffers {
         let mut buffers = Buffers {
             lifetimes: PrimaryMap::new(),
             wrapped: Vec::new(),
@@ -56,8 +56,8 @@ impl Buffers {
             buffers.wrapped.push((buffer, Lifetime { first: 0, last: life.dies, bytes }));
             buffers.of[first] = Some(buffer);
         }
-        for (index, _) in moves.iter().enumerate() {
-            let buffer = buffers.of(lives.moves[index]);
+        for &moved in &lives.moves {
+            let buffer = buffers.of(moved);
             let bytes = &mut buffers.lifetimes[buffer].bytes;
             *bytes = bytes.align_up(block);
         }
@@ -72,17 +72,17 @@ impl Buffers {
     }
 
     /// The buffers of the tier below, and where placeholders lie when a step begins.
-    pub fn begin<'m>(
+    pub fn begin(
         &mut self,
         graph: &Graph,
-        runs: &[NodeId],
-        moves: &'m [Move],
+        sequence: &Sequence,
         lives: &Liveness,
         route: Option<Route>,
-    ) -> (Vec<(NodeId, BufferId)>, Option<Below<'m>>) {
+    ) -> (Vec<(NodeId, BufferId)>, Option<Below>) {
+        let runs = lives.reads.len() as u32;
         let below = route.map(|route| {
             let mut home: SecondaryMap<StorageId, Option<BufferId>> = SecondaryMap::new();
-            for (next, &interval) in moves.iter().zip(&lives.moves) {
+            for (next, &interval) in sequence.moves().iter().zip(&lives.moves) {
                 let storage = next.storage;
                 // Up to the end of the read for which the last prefetch is.
                 let last = match next.motion {
@@ -96,10 +96,10 @@ impl Buffers {
                     self.tiers[buffer] = route.tier;
                     buffer
                 });
-                let end = if graph.is_persistent(storage) { runs.len() as u32 } else { last };
+                let end = if graph.is_persistent(storage) { runs } else { last };
                 self.lifetimes[buffer].last = self.lifetimes[buffer].last.max(end);
             }
-            Below::new(graph, runs, moves, route, home)
+            Below::new(graph, sequence, route, home)
         });
         let mut placeholders = Vec::new();
         for ((node, storage), interval) in graph.placeholder_storages().zip(&lives.placeholders) {

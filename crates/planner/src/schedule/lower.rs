@@ -4,7 +4,7 @@
 
 use cranelift_entity::SecondaryMap;
 
-use crate::analysis::liveness_with;
+use crate::analysis::{Action, liveness};
 use crate::goal::Goal;
 use crate::graph::Graph;
 use crate::id::{BufferId, NodeId, RankId, StorageId, TierId};
@@ -25,32 +25,37 @@ use crate::units::Bytes;
 /// Where the plan moves something and no lanes lead below the device and back, or where it reads
 /// what is not there.
 pub fn lower(graph: &Graph, profile: &Profile, plan: &Plan, task: &Lowering<'_>) -> Schedule {
-    let (runs, moves) = (plan.runs(), plan.moves());
-    let route = (!moves.is_empty()).then(|| {
+    let sequence = &plan.sequence;
+    let route = sequence.has_moves().then(|| {
         profile.hierarchy.main_route().expect("a plan with moves is for a machine with a tier")
     });
-    let lives = liveness_with(graph, profile, &runs, &moves);
+    let lives = liveness(graph, profile, sequence);
     let block = route.map_or(1, |route| profile.hierarchy.tiers[route.tier].block.0.max(1));
-    let mut buffers = Buffers::new(graph, &lives, &moves, block);
-    let (placeholders, mut below) = buffers.begin(graph, &runs, &moves, &lives, route);
+    let mut buffers = Buffers::new(graph, &lives, block);
+    let (placeholders, mut below) = buffers.begin(graph, sequence, &lives, route);
 
-    let mut out = Vec::with_capacity(runs.len() * 2 + moves.len());
+    let runs = lives.reads.len();
+    let mut out = Vec::with_capacity(sequence.actions().len() * 2);
     let mut ran: SecondaryMap<NodeId, bool> = SecondaryMap::new();
-    let frees = buffers.frees(&lives, runs.len().max(1));
-    if runs.is_empty() {
+    let frees = buffers.frees(&lives, runs.max(1));
+    if runs == 0 {
         // A batch that nothing reads goes nevertheless.
         out.extend(frees[0].iter().map(|&buffer| Instruction::Free(buffer)));
     }
     // Where each storage lay when a node last read or made it.
     let mut lies: SecondaryMap<StorageId, Option<BufferId>> = SecondaryMap::new();
-    let mut next = 0;
-    for (position, &node) in runs.iter().enumerate() {
-        while let Some(below) = &mut below
-            && moves.get(next).is_some_and(|next| next.before as usize <= position)
-        {
-            below.moved(next, buffers.of(lives.moves[next]), &mut out);
-            next += 1;
-        }
+    let (mut position, mut moved) = (0, 0);
+    for action in sequence.actions() {
+        let node = match *action {
+            Action::Run(node) => node,
+            Action::Move(..) => {
+                if let Some(below) = &mut below {
+                    below.moved(moved, buffers.of(lives.moves[moved]), &mut out);
+                }
+                moved += 1;
+                continue;
+            }
+        };
         if let Some(below) = &mut below {
             graph.reads(node).iter().for_each(|&storage| below.arrive(storage, &mut out));
         }
@@ -74,16 +79,14 @@ pub fn lower(graph: &Graph, profile: &Profile, plan: &Plan, task: &Lowering<'_>)
         out.push(if ran[node] { Instruction::Recompute(call) } else { Instruction::Run(call) });
         ran[node] = true;
         out.extend(frees[position].iter().map(|&buffer| Instruction::Free(buffer)));
+        position += 1;
     }
     if let Some(below) = &mut below {
-        for index in next..moves.len() {
-            below.moved(index, buffers.of(lives.moves[index]), &mut out);
-        }
         graph.output_storages().for_each(|storage| below.arrive(storage, &mut out));
     }
 
     let alignment = block.max(ALIGNMENT);
-    let tables = profile.left_to_tables(graph, &runs);
+    let tables = profile.left_to_tables(graph, runs);
     let placed = buffers.place(graph, &placeholders, &task.beside(tables), alignment);
     let slab = placed.slab + tables;
     let budget = match task.goal {

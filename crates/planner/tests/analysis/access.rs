@@ -5,7 +5,7 @@
 //! Tier: quick with a part of the cases, less than a second; full with all of them.
 
 use proptest::prelude::*;
-use tightfit::analysis::{MemoryCurve, PeakInterval, access_profile, held, passes};
+use tightfit::analysis::{MemoryCurve, PeakInterval, Sequence, access_profile, held, passes};
 use tightfit::graph::{Graph, Phase};
 use tightfit::id::{NodeId, StorageId};
 use tightfit::machine::{Hierarchy, Lane, Link, Tier};
@@ -36,7 +36,7 @@ fn agrees_with_the_oracle(graph: &Graph, profile: &Profile, name: &str) {
     let profile = profile.clone().without_reuse();
     let profile = Profile { hierarchy: tiers(), ..profile };
     let order = graph.compute_nodes();
-    let curve = held(graph, &profile, &order);
+    let curve = held(graph, &profile, &Sequence::from(&order));
     let budget = Bytes(curve.peak.0 / 2);
     let rows = access_profile(graph, &profile, &order, &curve, Some(budget));
     let pass = phases(graph);
@@ -118,7 +118,7 @@ fn lives_and_idle_seconds_of_a_real_model() {
     let nodes = graph.nodes();
     let moved: Vec<NodeId> = nodes.keys().filter(|&id| nodes[id].phase != pass[id]).collect();
     assert_eq!(moved.len(), 21);
-    let curve = held(&graph, &profile, &order);
+    let curve = held(&graph, &profile, &Sequence::from(&order));
     let rows = access_profile(&graph, &profile, &order, &curve, None);
     for copy in moved {
         // What they copy waits for the backward pass; what they copy it from does not.
@@ -162,7 +162,7 @@ fn intervals_hold_what_the_rows_mark() {
     for name in GRAPHS {
         let graph = corpus::graph(name);
         let (order, profile) = (graph.compute_nodes(), profile(&graph));
-        let curve = held(&graph, &profile, &order);
+        let curve = held(&graph, &profile, &Sequence::from(&order));
         let budget = Bytes(curve.peak.0 / 10 * 7);
         let rows = access_profile(&graph, &profile, &order, &curve, Some(budget));
         let intervals = curve.above(budget);

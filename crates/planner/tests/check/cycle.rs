@@ -6,12 +6,12 @@
 
 use expect_test::{Expect, expect};
 use tightfit::Goal;
-use tightfit::analysis::{Motion, Move};
+use tightfit::analysis::{Motion, Move, Sequence};
 use tightfit::check::{check, lanes};
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::id::{BufferId, DEVICE, LaneId, NodeId, TransferId};
 use tightfit::machine::Machine;
-use tightfit::plan::{Plan, Planner};
+use tightfit::plan::{Instance, Planner};
 use tightfit::profile::Profile;
 use tightfit::schedule::{
     Buffer, Instruction, Lowering, Movement, Residents, Schedule, Transfer, lower,
@@ -68,7 +68,9 @@ fn case(moves: &[(&str, u32, Motion)]) -> Case {
         .map(|&(name, before, motion)| Move { before, storage: storage(name), motion })
         .collect();
     moves.sort_by_key(|next| next.before);
-    let plan = Plan::with_moves(Planner::None, &graph.compute_nodes(), &moves);
+    let program = graph.compute_nodes();
+    let instance = Instance::new(&graph, &profile, &program);
+    let plan = instance.plan(Planner::None, Sequence::with_moves(&program, &moves));
     let schedule = lower(&graph, &profile, &plan, &Lowering::to(Goal::Smallest));
     Case { graph, profile, schedule }
 }

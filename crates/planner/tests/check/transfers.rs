@@ -4,10 +4,12 @@
 //! Tier: quick, since it takes less than a second.
 
 use expect_test::{Expect, expect};
+use tightfit::Goal;
 use tightfit::check::check;
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::id::{BufferId, DEVICE, LaneId, MicroBatchId, TierId, TransferId};
 use tightfit::machine::{Lane, Link, Machine, Tier};
+use tightfit::plan::{Instance, Planner};
 use tightfit::profile::Profile;
 use tightfit::schedule::{
     self, Buffer, Call, Instruction, Lowering, Movement, Schedule, Transfer, lower,
@@ -15,7 +17,6 @@ use tightfit::schedule::{
 use tightfit::tensor::DType;
 use tightfit::timeline::Timeline;
 use tightfit::units::{Bytes, Seconds};
-use tightfit::{Goal, plan};
 
 /// Each call takes a second, and so do 256 bytes on a lane.
 const BYTES: u64 = 256;
@@ -81,7 +82,8 @@ fn wait(id: u32) -> Instruction {
 fn away() -> Case {
     let graph = graph();
     let profile = profile(&graph);
-    let plan = plan::Plan::of_runs(plan::Planner::None, graph.compute_nodes());
+    let program = graph.compute_nodes();
+    let plan = Instance::new(&graph, &profile, &program).unplanned(Planner::None);
     let mut schedule = lower(&graph, &profile, &plan, &Lowering::to(Goal::Smallest));
     let [a, loss, d] = ["a", "loss", "d"].map(|name| graph.node_named(name).unwrap());
     let calls = |node| {

@@ -3,13 +3,14 @@
 //!
 //! Tier: quick, since it takes less than a second.
 
+use tightfit::analysis::Sequence;
 use tightfit::effort::Effort;
 use tightfit::graph::Graph;
 use tightfit::id::NodeId;
 use tightfit::machine::Machine;
 use tightfit::pipeline::stages::{Devices, LayerCost, StagePlan, cuts, layer_costs};
 use tightfit::pipeline::{Division, Layer, Leeway, Pass, PipelineSchedule, assign, layers, ranks};
-use tightfit::plan::{Plan, Planner, simulate, spread};
+use tightfit::plan::{Instance, Planner, simulate, spread};
 use tightfit::profile::Profile;
 use tightfit::staged::{PlannedStages, TensorPlanning, TensorPlanningError};
 use tightfit::units::{Bytes, Seconds};
@@ -184,15 +185,16 @@ fn messages_come_first_where_there_is_room() {
     for graph in ranks(&division.unwrap(), &rows, Leeway::NONE).unwrap().graphs.values() {
         let profile = Profile::new(graph, &machine);
         let program = graph.compute_nodes();
-        let peak = |runs: &[NodeId]| simulate(graph, &profile, runs).curve.peak;
+        let peak = |runs: &[NodeId]| simulate(graph, &profile, &Sequence::from(runs)).curve.peak;
         let early = as_early_as_may_be(graph, &program);
-        let plan = Plan::of_runs(Planner::Auto, early.clone());
-        let room = spread(graph, &profile, &plan, Bytes(1 << 40)).runs();
+        let instance = Instance::new(graph, &profile, &program);
+        let plan = instance.plan(Planner::Auto, &early);
+        let room = spread(instance, &plan, Bytes(1 << 40)).runs();
         assert_eq!(before_messages(graph, &room), before_messages(graph, &program));
         moved += usize::from(early != room);
         // As many runs, no more than the budget, and messages in their order.
         let budget = peak(&early);
-        let tight = spread(graph, &profile, &plan, budget).runs();
+        let tight = spread(instance, &plan, budget).runs();
         assert!(peak(&tight) <= budget);
         for runs in [&room, &tight] {
             let (mut once, mut all) = (runs.clone(), program.clone());

@@ -53,7 +53,7 @@ fn planners_obey_the_oracle(
                     let cost = oracle::replay(graph, profile, &plan.runs())
                         .map_err(TestCaseError::fail)?;
                     prop_assert_eq!(
-                        plan::simulate(graph, profile, &plan.runs()).curve.peak,
+                        plan::simulate(graph, profile, &plan.sequence).curve.peak,
                         Bytes(cost.peak)
                     );
                     prop_assert!(

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::fixtures::generator::dag::{self, Freedoms};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
+use tightfit::analysis::Sequence;
 use tightfit::effort::Effort;
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::id::ValueId;
@@ -31,7 +32,7 @@ fn graphs() -> Vec<Graph> {
 }
 
 fn unplanned(graph: &Graph, profile: &Profile) -> u64 {
-    plan::simulate(graph, profile, &graph.compute_nodes()).curve.peak.0
+    plan::simulate(graph, profile, &Sequence::from(&graph.compute_nodes())).curve.peak.0
 }
 
 /// An answer's plan is legal and fits, and its bound is below it.

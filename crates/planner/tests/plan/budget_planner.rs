@@ -9,6 +9,7 @@ use crate::fixtures::oracle::any_order::{fastest_any_order, least_budget_any_ord
 use crate::fixtures::{generator, oracle};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
+use tightfit::analysis::Sequence;
 use tightfit::effort::Effort;
 use tightfit::graph::Graph;
 use tightfit::id::NodeId;
@@ -63,7 +64,7 @@ fn answers_are_true(
     order: &[NodeId],
     tally: &mut Tally,
 ) -> Result<(), String> {
-    let unplanned = plan::simulate(graph, profile, order).curve.peak.0;
+    let unplanned = plan::simulate(graph, profile, &Sequence::from(order)).curve.peak.0;
     let least = least_budget_any_order(graph, profile, unplanned);
     let once: f64 = profile.total(order).0;
     let mut search = Search::new(Instance::new(graph, profile, order));
@@ -125,7 +126,7 @@ fn answers_are_true(
             continue;
         };
         let cost = oracle::replay(graph, profile, &plan.runs()).map_err(at)?;
-        let simulated = plan::simulate(graph, profile, &plan.runs());
+        let simulated = plan::simulate(graph, profile, &plan.sequence);
         if cost.peak > budget
             || simulated.curve.peak.0 != cost.peak
             || (simulated.seconds.0 - cost.seconds).abs() > SLACK * cost.seconds

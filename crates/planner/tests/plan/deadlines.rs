@@ -5,6 +5,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use tightfit::analysis::Sequence;
 use tightfit::effort::{Effort, Meter};
 use tightfit::graph::{self, Graph};
 use tightfit::id::NodeId;
@@ -44,8 +45,7 @@ impl Subject {
     }
 
     fn budget(&self, percent: u64) -> Bytes {
-        let peak = plan::simulate(&self.graph, &self.profile, &self.order).curve.peak;
-        Bytes(peak.0 / 100 * percent)
+        Bytes(self.peak(&self.order).0 / 100 * percent)
     }
 
     /// Plans under an effort: the runs, and the work that was counted.
@@ -63,7 +63,7 @@ impl Subject {
     }
 
     fn peak(&self, runs: &[NodeId]) -> Bytes {
-        plan::simulate(&self.graph, &self.profile, runs).curve.peak
+        plan::simulate(&self.graph, &self.profile, &Sequence::from(runs)).curve.peak
     }
 }
 

@@ -6,6 +6,7 @@
 use crate::fixtures::generator;
 
 use proptest::prelude::*;
+use tightfit::analysis::Sequence;
 use tightfit::effort::Effort;
 use tightfit::graph::Graph;
 use tightfit::id::NodeId;
@@ -33,12 +34,12 @@ fn replays(
     explanation: &Explanation,
 ) -> Result<(), TestCaseError> {
     let (mut retentions, mut runs) = (Retentions::new(), order.to_vec());
-    let mut peak = simulate(graph, profile, order).curve.peak;
+    let mut peak = simulate(graph, profile, &Sequence::from(order)).curve.peak;
     prop_assert_eq!(explanation.unplanned_peak, peak);
     for choice in &explanation.choices {
         retentions[choice.node] = choice.retention;
         runs = rematerialize(graph, order, &retentions);
-        let after = simulate(graph, profile, &runs);
+        let after = simulate(graph, profile, &Sequence::from(&runs));
         prop_assert_eq!((choice.peak_before, choice.peak), (peak, after.curve.peak));
         prop_assert_eq!(choice.step, after.seconds);
         peak = after.curve.peak;
@@ -61,7 +62,7 @@ proptest! {
         for profile in generator::profiles(&graph) {
             let order = plan::base_order(&graph, &profile);
             let instance = Instance::new(&graph, &profile, &order);
-            let unplanned = simulate(&graph, &profile, &order).curve.peak;
+            let unplanned = simulate(&graph, &profile, &Sequence::from(&order)).curve.peak;
             let budget = Bytes((unplanned.0 as f64 * part) as u64);
             for planner in [Planner::Capuchin, Planner::CapuchinPublished] {
                 for goal in [Goal::Within(budget), Goal::Smallest] {
@@ -93,7 +94,7 @@ proptest! {
         for profile in generator::profiles(&graph) {
             let order = plan::base_order(&graph, &profile);
             let instance = Instance::new(&graph, &profile, &order);
-            let unplanned = simulate(&graph, &profile, &order).curve.peak;
+            let unplanned = simulate(&graph, &profile, &Sequence::from(&order)).curve.peak;
             let plan = |budget| {
                 plan::plan(instance, budget, Planner::CapuchinPublished)
             };
@@ -132,7 +133,7 @@ proptest! {
         for profile in generator::profiles(&graph) {
             let order = plan::base_order(&graph, &profile);
             let instance = Instance::new(&graph, &profile, &order);
-            let unplanned = simulate(&graph, &profile, &order).curve.peak;
+            let unplanned = simulate(&graph, &profile, &Sequence::from(&order)).curve.peak;
             for part in [0.9, 0.7, 0.5] {
                 let budget = Bytes((unplanned.0 as f64 * part) as u64);
                 let planner = Planner::CapuchinPublished;

@@ -5,12 +5,12 @@
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
-use tightfit::analysis::{Move, liveness_with, memory_curve};
+use tightfit::analysis::{Move, Sequence};
 use tightfit::effort::Effort;
 use tightfit::graph::{self, Graph};
 use tightfit::id::{NodeId, StorageId};
 use tightfit::machine::Machine;
-use tightfit::plan::{Planner, RewriteError, rewrite_with};
+use tightfit::plan::{Planner, RewriteError, Rewritten, rewrite, simulate};
 use tightfit::profile::Profile;
 use tightfit::units::Bytes;
 use tightfit::{Goal, Held, hold, hold_moving};
@@ -67,7 +67,7 @@ fn keeps_its_promises(graph: &Graph, profile: &Profile) -> Result<(), TestCaseEr
                     continue;
                 }
             };
-            let runs = held.runs();
+            let runs = held.sequence().runs();
             let cost = oracle::replay(graph, profile, &runs).map_err(TestCaseError::fail)?;
             prop_assert!(cost.peak <= budget.0, "{planner:?} holds {} of {budget}", cost.peak);
             prop_assert_eq!(Bytes(cost.peak), held.timeline().peak);
@@ -85,11 +85,6 @@ fn may_move(storage: StorageId) -> bool {
     !storage.as_u32().is_multiple_of(3)
 }
 
-/// The bytes that a sequence holds with its moves.
-fn peak(graph: &Graph, profile: &Profile, runs: &[NodeId], moves: &[Move]) -> Bytes {
-    memory_curve(graph, profile, runs, &liveness_with(graph, profile, runs, moves)).peak
-}
-
 /// What is promised of a plan that moves what it holds.
 fn moves_what_it_may(
     graph: &Graph,
@@ -99,10 +94,10 @@ fn moves_what_it_may(
 ) -> Result<(), TestCaseError> {
     let profile = Profile::new(graph, machine);
     prop_assert!(held.timeline().peak <= budget);
-    prop_assert!(held.moves().iter().all(|next| may_move(next.storage)));
+    prop_assert!(held.sequence().moves().iter().all(|next| may_move(next.storage)));
     prop_assert!(held.schedule().crossing().is_empty());
-    let rewritten = rewrite_with(graph, &profile, &held.runs(), held.moves());
-    let (rewritten, moved) = match rewritten {
+    let rewritten = rewrite(graph, &profile, held.sequence());
+    let Rewritten { graph: rewritten, moves: moved } = match rewritten {
         Err(RewriteError::Shown { .. }) => return Ok(()),
         rewritten => rewritten.map_err(|error| TestCaseError::fail(error.to_string()))?,
     };
@@ -118,10 +113,8 @@ fn moves_what_it_may(
         })
         .collect();
     let profile_of = Profile::new(&rewritten, machine);
-    prop_assert_eq!(
-        peak(&rewritten, &profile_of, &runs, &own),
-        peak(graph, &profile, &held.runs(), held.moves())
-    );
+    let own = simulate(&rewritten, &profile_of, &Sequence::with_moves(&runs, &own));
+    prop_assert_eq!(own.curve.peak, simulate(graph, &profile, held.sequence()).curve.peak);
     Ok(())
 }
 

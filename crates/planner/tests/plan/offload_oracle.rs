@@ -11,6 +11,7 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 
+use tightfit::analysis::Sequence;
 use tightfit::check::held;
 use tightfit::effort::Effort;
 use tightfit::graph::Graph;
@@ -56,7 +57,7 @@ fn case(seed: u64) -> Option<Case> {
         return None;
     }
     let order = graph.compute_nodes();
-    let peak = plan::simulate(&graph, &profile, &order).curve.peak.0;
+    let peak = plan::simulate(&graph, &profile, &Sequence::from(&order)).curve.peak.0;
     let least = working_set(&graph, &profile);
     let budget = least + peak.saturating_sub(least) * (seed / 15 % BUDGETS) / BUDGETS;
     (budget < peak).then_some(Case { seed, graph, profile, budget })

@@ -4,14 +4,14 @@
 //! Tier: quick with a part of the cases, 1 s; full with all of them.
 
 use proptest::prelude::*;
-use tightfit::analysis::{Motion, Move};
+use tightfit::analysis::{Motion, Move, Sequence};
 use tightfit::check::Checked;
 use tightfit::effort::{Effort, Meter};
 use tightfit::graph::Graph;
 use tightfit::id::NodeId;
 use tightfit::machine::Machine;
 use tightfit::plan::offload::Offloading;
-use tightfit::plan::{self, Instance, Plan, Planner};
+use tightfit::plan::{self, Instance};
 use tightfit::profile::Profile;
 use tightfit::schedule::{Lowering, lower};
 use tightfit::timeline::Swapped;
@@ -31,7 +31,7 @@ fn holds(graph: &Graph, machine: &Machine, bandwidth: f64, part: f64) -> Result<
     let instance = Instance::new(graph, &profile, &order);
     let route = machine.hierarchy.route(Bytes(1 << 20)).unwrap();
     let offloading = Offloading::new(graph, &profile, &order, route);
-    let simulated = plan::simulate(graph, &profile, &order);
+    let simulated = plan::simulate(graph, &profile, &Sequence::from(&order));
     let least = offloading.least();
     prop_assert!(least <= simulated.curve.peak);
     let between = (simulated.curve.peak - least).0 as f64 * part;
@@ -47,11 +47,10 @@ fn holds(graph: &Graph, machine: &Machine, bandwidth: f64, part: f64) -> Result<
             offloading.within(Bytes(least.0.saturating_sub(1)), 1, &mut Meter::new(&effort));
         prop_assert!(least == Bytes::ZERO || below.is_none());
     }
-    let plan = Plan::with_moves(Planner::None, &order, &found.moves);
-    let schedule = lower(graph, &profile, &plan, &Lowering::to(Goal::Smallest));
+    let schedule = lower(graph, &profile, &found, &Lowering::to(Goal::Smallest));
     let checked = Checked::new(graph, &profile, schedule);
     let checked = checked.map_err(|violation| TestCaseError::fail(violation.to_string()))?;
-    lists_what_is_swapped(graph, &profile, &checked, &found.moves)?;
+    lists_what_is_swapped(graph, &profile, &checked, &found.sequence.moves())?;
     let timeline = checked.timeline();
     prop_assert!(timeline.peak <= found.peak && found.peak <= budget);
     let off = (timeline.seconds.0 - found.seconds.0).abs();
@@ -126,8 +125,7 @@ fn is_within_the_tier(graph: &Graph, machine: &Machine, part: f64) -> Result<(),
     let Some(found) = offloading.smallest(&Meter::new(&effort)) else {
         return Ok(());
     };
-    let plan = Plan::with_moves(Planner::None, &order, &found.moves);
-    let schedule = lower(graph, &profile, &plan, &Lowering::to(Goal::Smallest));
+    let schedule = lower(graph, &profile, &found, &Lowering::to(Goal::Smallest));
     prop_assert!(schedule.below[host()] <= capacity);
     let checked = Checked::new(graph, &profile, schedule);
     checked.map(|_| ()).map_err(|violation| TestCaseError::fail(violation.to_string()))

@@ -9,6 +9,7 @@ use crate::fixtures::{generator, oracle};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 use tightfit::Goal;
+use tightfit::analysis::Sequence;
 use tightfit::check::check;
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
@@ -30,7 +31,7 @@ fn every_peer_meets_its_budget_or_proves_why_not() {
         let profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
         let order = plan::base_order(&graph, &profile);
         let instance = Instance::new(&graph, &profile, &order);
-        let unplanned = plan::simulate(&graph, &profile, &order);
+        let unplanned = plan::simulate(&graph, &profile, &Sequence::from(&order));
         for planner in [Planner::Xla, Planner::Dtr, Planner::Knapsack, Planner::Rotor] {
             for share in [0.9, 0.65] {
                 let budget = budget(&graph, unplanned.curve.peak, share);
@@ -46,7 +47,7 @@ fn every_peer_meets_its_budget_or_proves_why_not() {
                         assert!(timeline.peak <= budget, "{name} {planner:?}");
                         assert_eq!(
                             timeline.peak,
-                            plan::simulate(&graph, &profile, &plan.runs()).curve.peak
+                            plan::simulate(&graph, &profile, &plan.sequence).curve.peak
                         );
                     }
                     Err(PlanError::Infeasible(proof)) => {

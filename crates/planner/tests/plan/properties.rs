@@ -10,13 +10,13 @@ use std::io::Write;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{TestCaseError, TestRunner};
-use tightfit::analysis::{access_profile, liveness, passes};
+use tightfit::analysis::{Sequence, access_profile, liveness, passes};
 use tightfit::check::check;
 use tightfit::graph::{self, Graph};
 use tightfit::id::NodeId;
 use tightfit::machine::Machine;
 use tightfit::plan::published::capuchin::{Rule, explain};
-use tightfit::plan::{self, Binding, Instance, Plan, PlanError, Planner, Retention, Retentions};
+use tightfit::plan::{self, Binding, Instance, PlanError, Planner, Retention, Retentions};
 use tightfit::profile::Profile;
 use tightfit::schedule::{self, ALIGNMENT, Instruction, Lowering, Residents, Schedule, lower};
 use tightfit::units::Bytes;
@@ -200,7 +200,7 @@ proptest! {
                 // Every plan that the planner has, from the fastest to the smallest.
                 let (mut budget, mut before) = (Bytes::LIMIT, 0.0);
                 while let Ok(plan) = plan::plan(instance, budget, planner) {
-                    let step = plan::simulate(&graph, &profile, &plan.runs());
+                    let step = plan::simulate(&graph, &profile, &plan.sequence);
                     prop_assert!(step.seconds.0 >= before * (1.0 - 1e-9), "{planner:?}: {} under \
                         {}, {before} under less", step.seconds.0, budget.0);
                     before = step.seconds.0;
@@ -243,12 +243,12 @@ proptest! {
             let order = plan::base_order(&graph, &profile);
             let runs = plan::rematerialize(&graph, &order, &dropped(&graph, &drops));
             let cost = oracle::replay(&graph, &profile, &runs).map_err(TestCaseError::fail)?;
-            prop_assert_eq!(plan::simulate(&graph, &profile, &runs).curve.peak, Bytes(cost.peak));
+            let plan = Instance::new(&graph, &profile, &order).plan(Planner::None, &runs);
+            prop_assert_eq!(plan.peak, Bytes(cost.peak));
             for at in 0..runs.len() {
                 prop_assert!(!runs_in_vain(&graph, &runs, at), "step {at}, `{}`, is made again \
                     for nobody", graph.nodes()[runs[at]].name);
             }
-            let plan = Plan::of_runs(Planner::None, runs);
             let task = Lowering::to(Goal::Within(Bytes::LIMIT));
             let schedule = lower(&graph, &profile, &plan, &task);
             let timeline = check(&graph, &profile, &schedule, schedule.slab);
@@ -279,7 +279,7 @@ proptest! {
             // marked with.
             let passes = passes(&graph, &order);
             let is_marked = graph.nodes().iter().all(|(id, node)| node.phase == passes[id]);
-            let curve = plan::simulate(&graph, &profile, &order).curve;
+            let curve = plan::simulate(&graph, &profile, &Sequence::from(&order)).curve;
             let accesses = access_profile(&graph, &profile, &order, &curve, None);
             for row in published.candidates.iter().filter(|_| is_marked) {
                 let access = &accesses[row.node];
@@ -456,7 +456,7 @@ fn the_generator_reaches_what_the_laws_are_about() {
                 "addresses cost more than bytes",
                 smallest.schedule().slab > smallest.timeline().peak + Bytes(10 * ALIGNMENT),
             );
-            let lives = liveness(&graph, &profile, &order);
+            let lives = liveness(&graph, &profile, &Sequence::from(&order));
             see(
                 "an output takes over its input",
                 lives.intervals.values().any(|life| life.in_place_of.is_some()),

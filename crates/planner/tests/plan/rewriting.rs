@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
+use tightfit::analysis::Sequence;
 use tightfit::effort::Effort;
 use tightfit::graph::{self, Graph, Phase};
 use tightfit::id::{StorageId, ValueId};
@@ -82,8 +83,8 @@ fn keeps_its_promises(
     profile_of: impl Fn(&Graph) -> Profile,
     runs: &[tightfit::id::NodeId],
 ) -> Result<usize, TestCaseError> {
-    let rewritten = match rewrite(graph, profile, runs) {
-        Ok(rewritten) => rewritten,
+    let rewritten = match rewrite(graph, profile, &Sequence::from(runs)) {
+        Ok(rewritten) => rewritten.graph,
         // An output that lies in an input, of a node that computes another: of real operators none
         // has that.
         Err(RewriteError::Shown { shows, .. }) => {
@@ -96,9 +97,9 @@ fn keeps_its_promises(
     let mut terms = Terms::default();
     prop_assert_eq!(terms.of(graph), terms.of(&rewritten));
 
-    let planned = simulate(graph, profile, runs);
+    let planned = simulate(graph, profile, &Sequence::from(runs));
     let order = rewritten.compute_nodes();
-    let own = simulate(&rewritten, &profile_of(&rewritten), &order);
+    let own = simulate(&rewritten, &profile_of(&rewritten), &Sequence::from(&order));
     prop_assert_eq!(&own.curve, &planned.curve);
     prop_assert_eq!(own.seconds, planned.seconds);
 
@@ -114,7 +115,8 @@ fn keeps_its_promises(
     let text = graph::write(&rewritten).to_string();
     prop_assert_eq!(&graph::read(text.as_bytes()).unwrap(), &rewritten);
     // Nothing is done twice by rewriting twice.
-    let twice = rewrite(&rewritten, &profile_of(&rewritten), &order).unwrap();
+    let sequence = Sequence::from(&order);
+    let twice = rewrite(&rewritten, &profile_of(&rewritten), &sequence).unwrap().graph;
     prop_assert_eq!(terms.of(graph), terms.of(&twice));
     prop_assert_eq!(twice.nodes().len(), rewritten.nodes().len());
     Ok(again)
@@ -131,7 +133,7 @@ proptest! {
             let order = base_order(&graph, &profile);
             let instance = Instance::new(&graph, &profile, &order);
             keeps_its_promises(&graph, &profile, profile_of, &graph.compute_nodes())?;
-            let peak = simulate(&graph, &profile, &order).curve.peak.0 as f64;
+            let peak = simulate(&graph, &profile, &Sequence::from(&order)).curve.peak.0 as f64;
             for planner in [Planner::Chen, Planner::Capuchin, Planner::Xla, Planner::Dtr] {
                 for share in [0.9, 0.7, 0.0] {
                     let budget = Bytes((share * peak) as u64);
@@ -170,7 +172,7 @@ fn graphs_of_real_models() {
     for graph in names.map(corpus::graph).chain(steps) {
         let profile = corpus::profile(&graph);
         let (peak, fixed) = (
-            simulate(&graph, &profile, &graph.compute_nodes()).curve.peak.0,
+            simulate(&graph, &profile, &Sequence::from(&graph.compute_nodes())).curve.peak.0,
             graph.static_bytes().0,
         );
         let request = Request {
@@ -181,7 +183,7 @@ fn graphs_of_real_models() {
         let fitted = tightfit::fit(&graph, &profile, &request).unwrap();
         let runs = fitted.schedule().runs();
         recomputed += keeps_its_promises(&graph, &profile, corpus::profile, &runs).unwrap();
-        let rewritten = rewrite(&graph, &profile, &runs).unwrap();
+        let rewritten = rewrite(&graph, &profile, &Sequence::from(&runs)).unwrap().graph;
         let phase = |phase| rewritten.nodes().values().filter(|node| node.phase == phase).count();
         assert!(phase(Phase::Backward) > 0 && rewritten.modules() == graph.modules());
     }

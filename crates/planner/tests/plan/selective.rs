@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fastrand::Rng;
+use tightfit::analysis::Sequence;
 use tightfit::analysis::modules::measure;
 use tightfit::check::check;
 use tightfit::effort::Effort;
@@ -214,7 +215,7 @@ fn what_runs_again_is_what_was_decided() {
         let profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
         let order = plan::base_order(&graph, &profile);
         let instance = Instance::new(&graph, &profile, &order);
-        let unplanned = plan::simulate(&graph, &profile, &order).curve.peak;
+        let unplanned = plan::simulate(&graph, &profile, &Sequence::from(&order)).curve.peak;
         let decisions = decisions(&graph, &profile);
         let expected: BTreeSet<BTreeSet<usize>> =
             decisions.iter().map(|units| model.again(units)).collect();
@@ -295,7 +296,7 @@ fn a_step_without_modules_is_refused_with_a_way_out() {
     let profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
     let order = plan::base_order(&graph, &profile);
     let instance = Instance::new(&graph, &profile, &order);
-    let unplanned = plan::simulate(&graph, &profile, &order).curve.peak;
+    let unplanned = plan::simulate(&graph, &profile, &Sequence::from(&order)).curve.peak;
     let planned = |budget| plan::plan(instance, budget, Planner::Sac);
     assert_eq!(planned(unplanned).unwrap().runs(), order);
     let error = planned(unplanned - Bytes(1)).unwrap_err();
@@ -314,7 +315,7 @@ fn models_of_the_corpus_are_planned() {
         let profile = corpus::profile(&graph);
         let order = plan::base_order(&graph, &profile);
         let instance = Instance::new(&graph, &profile, &order);
-        let unplanned = plan::simulate(&graph, &profile, &order);
+        let unplanned = plan::simulate(&graph, &profile, &Sequence::from(&order));
         let mut before = 0.0;
         for percent in [90, 75, 60] {
             let budget = Bytes(unplanned.curve.peak.0 / 100 * percent);

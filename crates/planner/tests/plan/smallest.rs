@@ -8,6 +8,7 @@ use crate::fixtures::generator::dag::{self, Freedoms};
 use crate::fixtures::oracle::any_order::least_budget_any_order;
 use crate::fixtures::{corpus, generator, oracle};
 use proptest::prelude::*;
+use tightfit::analysis::Sequence;
 use tightfit::effort::Effort;
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
@@ -224,11 +225,11 @@ fn a_proof_is_true_and_what_is_named_exists() {
         let graph = dag::graph(seed, 10, freedoms);
         for profile in generator::profiles(&graph) {
             let order = plan::base_order(&graph, &profile);
-            let unplanned = plan::simulate(&graph, &profile, &order).curve.peak;
+            let unplanned = plan::simulate(&graph, &profile, &Sequence::from(&order)).curve.peak;
             let least = Bytes(least_budget_any_order(&graph, &profile, unplanned.0));
             let effort = Effort::work(1, 20_000);
             let lowest = hold(&graph, &profile, Goal::Smallest, Planner::Auto, &effort).unwrap();
-            let cost = oracle::replay(&graph, &profile, &lowest.runs()).unwrap();
+            let cost = oracle::replay(&graph, &profile, &lowest.sequence().runs()).unwrap();
             assert_eq!(Bytes(cost.peak), lowest.budget());
             assert!(lowest.budget() >= least);
             graphs += 1;

@@ -4,7 +4,7 @@
 //! Tier: quick, since it takes less than a second.
 
 use serde_json::Value as Json;
-use tightfit::analysis::{Motion, Move, access_profile, held, liveness_with, memory_curve};
+use tightfit::analysis::{Motion, Move, Sequence, access_profile, held};
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::id::{NodeId, ValueId};
 use tightfit::machine::Machine;
@@ -73,7 +73,7 @@ fn free_time_is_what_both_transfers_leave_of_the_idle_time() {
     machine.hierarchy.lanes.values_mut().for_each(|lane| lane.link.latency = Seconds(0.0));
     let profile = Profile::new(&graph, &machine);
     let order = graph.compute_nodes();
-    let curve = held(&graph, &profile, &order);
+    let curve = held(&graph, &profile, &Sequence::from(&order));
     let row = access_profile(&graph, &profile, &order, &curve, None)[named(&graph, "make")];
     let free = (row.idle.unwrap().0 - row.swap.unwrap().0) * 1e3;
     let expected = figure(&case["expected"]["free_time_joint_graph"]);
@@ -113,10 +113,8 @@ fn what_is_swapped_is_held_between_its_accesses_only() {
         moves.push(Move { before: next, storage, motion: Motion::Prefetch });
     }
     moves.sort_by_key(|next| next.before);
-    let swapped = |profile: &Profile| {
-        let lives = liveness_with(&graph, profile, &order, &moves);
-        memory_curve(&graph, profile, &order, &lives).held
-    };
+    let swapped =
+        |profile: &Profile| held(&graph, profile, &Sequence::with_moves(&order, &moves)).held;
     // The rest of what each node holds in swap mode is its workspace.
     let tensors_alone = swapped(&profile);
     for ((&node, (_, peak)), held) in order.iter().zip(&peaks).zip(tensors_alone) {
@@ -126,7 +124,7 @@ fn what_is_swapped_is_held_between_its_accesses_only() {
     let in_swap_mode: Vec<u64> = swapped(&profile).iter().map(|bytes| bytes.0).collect();
     assert_eq!(in_swap_mode, peaks.iter().map(|&(_, peak)| peak).collect::<Vec<_>>());
     let expected = &case["expected"];
-    let curve = held(&graph, &profile, &order);
+    let curve = held(&graph, &profile, &Sequence::from(&order));
     for (&node, held) in order.iter().zip(&curve.held) {
         let name = &graph.nodes()[node].name;
         assert_eq!(Some(held.0), expected["total_peak_mem"][name].as_u64(), "{name}");

@@ -4,11 +4,11 @@
 //! Tier: quick with a part of the cases, less than a second; full with all of them.
 
 use proptest::prelude::*;
-use tightfit::analysis::{liveness_with, memory_curve};
+use tightfit::analysis::Sequence;
 use tightfit::check::Checked;
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
-use tightfit::plan::{Instance, Plan, Planner};
+use tightfit::plan::{Instance, Planner};
 use tightfit::profile::Profile;
 use tightfit::schedule::{self, Lowering, lower};
 use tightfit::units::Bytes;
@@ -24,22 +24,19 @@ fn checked(graph: &Graph, machine: Machine, block: u64, seed: u64) -> Result<(),
     let order = plan::base_order(graph, &profile);
     let instance = Instance::new(graph, &profile, &order);
     // Now and then with recomputations.
-    let budget =
-        Bytes(plan::simulate(graph, &profile, &order).curve.peak.0 / 100 * random.u64(60..110));
+    let budget = Bytes(instance.peak(&order).0 / 100 * random.u64(60..110));
     let runs = plan::plan(instance, budget, Planner::Capuchin);
-    let runs = runs.map_or(order, |plan| plan.runs());
+    let runs = runs.map_or(order.clone(), |plan| plan.runs());
     let moves = moves(graph, &runs, &mut |below| random.u64(0..below));
-    let plan = Plan::with_moves(Planner::None, &runs, &moves);
-    prop_assert_eq!(plan.moves(), &moves[..]);
+    let plan = instance.plan(Planner::None, Sequence::with_moves(&runs, &moves));
+    prop_assert_eq!(plan.sequence.moves(), &moves[..]);
     let schedule = lower(graph, &profile, &plan, &Lowering::to(Goal::Smallest));
     let text = schedule::write(graph, &schedule).to_string();
     prop_assert_eq!(&schedule::read(graph, text.as_bytes()).unwrap(), &schedule);
     let checked = Checked::new(graph, &profile, schedule);
     let checked = checked.map_err(|violation| TestCaseError::fail(violation.to_string()))?;
     if block == 1 {
-        let lives = liveness_with(graph, &profile, &runs, &moves);
-        let peak = memory_curve(graph, &profile, &runs, &lives).peak;
-        prop_assert!(checked.timeline().peak <= peak, "{} > {peak}", checked.timeline().peak);
+        prop_assert!(checked.timeline().peak <= plan.peak);
     }
     Ok(())
 }

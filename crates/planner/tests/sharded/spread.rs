@@ -5,11 +5,12 @@
 
 use std::collections::BTreeMap;
 
+use tightfit::analysis::Sequence;
 use tightfit::effort::{Effort, Meter};
 use tightfit::graph::Graph;
 use tightfit::id::{NodeId, ValueId};
 use tightfit::operator::Operator;
-use tightfit::plan::{Instance, Plan, Planner, base_order, plan_within, simulate, spread};
+use tightfit::plan::{Instance, Planner, base_order, plan_within, simulate, spread};
 use tightfit::sharded::Sharded;
 use tightfit::units::Bytes;
 
@@ -60,15 +61,15 @@ fn collectives_have_room_where_there_is_some() {
         let (profile, kinds) = (profile(&graph), kinds(&graph));
         let order = base_order(&graph, &profile);
         let instance = Instance::new(&graph, &profile, &order);
-        let peak = simulate(&graph, &profile, &order).curve.peak;
+        let peak = simulate(&graph, &profile, &Sequence::from(&order)).curve.peak;
         for percent in [120, 80, 60, 50] {
             let budget = Bytes(peak.0 * percent / 100);
             let effort = Effort::work(1, 5_000);
             let mut meter = Meter::new(&effort);
             let found = plan_within(instance, budget, Planner::Auto, &mut meter);
             let before = found.unwrap();
-            let after = spread(&graph, &profile, &before, budget).runs();
-            assert!(simulate(&graph, &profile, &after).curve.peak <= budget);
+            let after = spread(instance, &before, budget).runs();
+            assert!(simulate(&graph, &profile, &Sequence::from(&after)).curve.peak <= budget);
             let before = before.runs();
             let of = |runs: &[NodeId], kind| of_kind(runs, &kinds, kind);
             assert_eq!(of(&before, Kind::Other), of(&after, Kind::Other));
@@ -98,7 +99,9 @@ fn without_room_or_ranks_a_plan_stays_as_it_is() {
     let (whole, Sharded { graph, .. }) = shared(REDUCTIONS[0]);
     for (graph, budget) in [(&graph, Bytes(1)), (&whole, Bytes::LIMIT)] {
         let profile = profile(graph);
-        let found = Plan::of_runs(Planner::None, base_order(graph, &profile));
-        assert_eq!(spread(graph, &profile, &found, budget), found);
+        let order = base_order(graph, &profile);
+        let instance = Instance::new(graph, &profile, &order);
+        let found = instance.unplanned(Planner::None);
+        assert_eq!(spread(instance, &found, budget), found);
     }
 }

@@ -12,7 +12,7 @@ use tightfit::analysis::{
 use tightfit::graph::{Graph, Phase};
 use tightfit::id::NodeId;
 use tightfit::machine::Machine;
-use tightfit::plan::{LiveTensor, Plan, Planner, live_tensors};
+use tightfit::plan::{LiveTensor, live_tensors};
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::{Budget, BudgetError, Reserve};
@@ -161,8 +161,8 @@ impl Facts {
 
     /// What is alive at the peak, largest first, under the modules that it belongs to.
     pub fn live(&self) -> Vec<LiveTensor> {
-        let plan = Plan::of_runs(Planner::None, self.order.clone());
-        let mut live = live_tensors(&self.graph, &self.profile, &plan, self.curve().at);
+        let unplanned = (&self.order).into();
+        let mut live = live_tensors(&self.graph, &self.profile, &unplanned, self.curve().at);
         let owned: std::collections::BTreeMap<&str, &str> = self
             .graph
             .nodes()

@@ -67,7 +67,7 @@ pub fn of_plan<'a>(
     let rule = match planner {
         Planner::Capuchin => Rule::Ours { budget },
         Planner::CapuchinPublished => {
-            let unplanned = simulate(graph, profile, &order).curve.peak;
+            let unplanned = simulate(graph, profile, &(&order).into()).curve.peak;
             Rule::Published { need: unplanned.saturating_sub(budget) }
         }
         _ => return Ok(None),

@@ -126,7 +126,7 @@ pub fn dataflow(graph: &Graph, profile: &Profile) -> Dataflow {
         nodes: SecondaryMap::with_capacity(graph.nodes().len()),
         modules: SecondaryMap::new(),
         graph: Figures::default(),
-        curve: held(graph, &unplanned, &program),
+        curve: held(graph, &unplanned, &(&program).into()),
         phases,
         readers,
     };

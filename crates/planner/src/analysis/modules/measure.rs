@@ -134,7 +134,7 @@ fn curves(graph: &Graph, profile: &Profile, flow: &Dataflow, program: &[NodeId])
     let unplanned = profile.clone().without_reuse();
     // Born and freed at each position, of each of the three kinds.
     let mut changes = vec![[(Bytes::ZERO, Bytes::ZERO); 3]; program.len()];
-    for interval in liveness(graph, &unplanned, program).intervals.values() {
+    for interval in liveness(graph, &unplanned, &program.into()).intervals.values() {
         let (Some(born), storage) = (interval.born, interval.storage) else { continue };
         let kept = graph.is_kept(storage);
         let kind = match flow.phases[program[born as usize]] {

@@ -90,8 +90,9 @@ impl Course {
         (least, taken): (Bytes, Bytes),
         home: &dyn Fn(StorageId) -> Home,
     ) -> Course {
-        let lives = liveness(graph, profile, runs);
-        let curve = memory_curve(graph, profile, runs, &lives);
+        let sequence = runs.into();
+        let lives = liveness(graph, profile, &sequence);
+        let curve = memory_curve(graph, profile, &sequence, &lives);
         let stays = graph.storages().iter().filter(|&(storage, _)| graph.is_kept(storage));
         let stays: Bytes = stays.map(|(_, &bytes)| bytes).sum();
         let mut elapsed = vec![0.0; runs.len() + 1];

@@ -15,7 +15,7 @@ pub use idle::Home;
 
 use fastrand::Rng;
 
-use crate::analysis::{Motion, Move, liveness_with, memory_curve, seconds_with};
+use crate::analysis::{Motion, Move, Sequence};
 use crate::effort::{Effort, Meter};
 use crate::graph::Graph;
 use crate::id::{NodeId, StorageId};
@@ -24,8 +24,9 @@ use crate::plan::offload::choice::{Choice, cover, prune};
 use crate::plan::offload::idle::Course;
 use crate::plan::offload::lanes::{Border, Missing, Played, play};
 use crate::plan::quantity::ByteCount;
+use crate::plan::{Instance, Plan, Planner};
 use crate::profile::Profile;
-use crate::units::{Bytes, Seconds};
+use crate::units::Bytes;
 
 /// Storages smaller than this part of the largest one stay: a transfer of each has a latency.
 const LEAST: u64 = 1 << 14;
@@ -35,17 +36,6 @@ const MOST_WANTED: usize = 8;
 
 /// What was played is this close to what is simulated.
 const ALMOST: f64 = 1e-6;
-
-/// What is away, and what it costs.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Offloaded {
-    /// The moves, in rising order.
-    pub moves: Vec<Move>,
-    /// Most bytes held on the device.
-    pub peak: Bytes,
-    /// Seconds of the step, waiting included.
-    pub seconds: Seconds,
-}
 
 /// Whether a transfer may be under way when a step ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +51,6 @@ pub struct Offloading<'a> {
     graph: &'a Graph,
     profile: &'a Profile,
     runs: &'a [NodeId],
-    route: Route,
     course: Course,
     crossing: Crossing,
 }
@@ -90,7 +79,7 @@ impl<'a> Offloading<'a> {
         let largest = graph.storages().values().copied().max().unwrap_or(Bytes::ZERO);
         let least = Bytes(largest.0 / LEAST);
         let course = Course::new(graph, profile, runs, route, (least, taken), home);
-        Offloading { graph, profile, runs, route, course, crossing: Crossing::Allowed }
+        Offloading { graph, profile, runs, course, crossing: Crossing::Allowed }
     }
 
     /// The same with another say over what crosses the border of the step.
@@ -128,14 +117,14 @@ impl<'a> Offloading<'a> {
     }
 
     /// A choice with the smallest peak that is found, whatever the time.
-    pub fn smallest(&self, meter: &Meter<'_>) -> Option<Offloaded> {
+    pub fn smallest(&self, meter: &Meter<'_>) -> Option<Plan> {
         let effort = Effort::work(1, 0);
         self.within(self.least_in_tier(meter), 1, &mut Meter::new(&effort))
     }
 
     /// The fastest choice that is found within a budget; none where too much is held even with
     /// everything away, or none was found in time.
-    pub fn within(&self, budget: Bytes, seed: u64, meter: &mut Meter<'_>) -> Option<Offloaded> {
+    pub fn within(&self, budget: Bytes, seed: u64, meter: &mut Meter<'_>) -> Option<Plan> {
         let course = &self.course;
         let given = Choice::given(course);
         let mut wanted = vec![ByteCount::ZERO; course.positions()];
@@ -147,10 +136,10 @@ impl<'a> Offloading<'a> {
         let (best, mut missing) = self.simulated(&choice, budget, f64::INFINITY);
         let mut best = best?;
         // Of two that take as long, the one that moves less.
-        let burden = |offloaded: &Offloaded, choice: &Choice| {
+        let burden = |plan: &Plan, choice: &Choice| {
             let chosen = (0..course.idle.len()).filter(|&index| choice.is_chosen[index]);
             let lanes: f64 = chosen.map(|index| course.burden(index)).sum();
-            offloaded.seconds.0 + lanes * ALMOST
+            plan.seconds.0 + lanes * ALMOST
         };
         let mut random = Rng::with_seed(seed);
         let least = course.elapsed[self.runs.len()];
@@ -195,18 +184,14 @@ impl<'a> Offloading<'a> {
 
     /// The choice that has some storages away, each for the longest time that it lies idle within
     /// the step; none where too much is held all the same.
-    pub fn of_storages(
-        &self,
-        is_away: &dyn Fn(StorageId) -> bool,
-        budget: Bytes,
-    ) -> Option<Offloaded> {
+    pub fn of_storages(&self, is_away: &dyn Fn(StorageId) -> bool, budget: Bytes) -> Option<Plan> {
         let choice = self.longest(is_away);
         let fits = self.most_held(&choice) <= budget && choice.has_room(&self.course);
         fits.then(|| self.simulated(&choice, budget, f64::INFINITY).0).flatten()
     }
 
-    /// The moves of the same choice as if lanes took no time: away from one access to the next.
-    pub fn at_once(&self, is_away: &dyn Fn(StorageId) -> bool) -> Vec<Move> {
+    /// The same choice as if lanes took no time: away from one access to the next.
+    pub fn at_once(&self, is_away: &dyn Fn(StorageId) -> bool) -> Sequence {
         let choice = self.longest(is_away);
         let chosen = self.course.idle.iter().zip(&choice.is_chosen);
         let mut moves: Vec<Move> = chosen
@@ -225,7 +210,7 @@ impl<'a> Offloading<'a> {
             })
             .collect();
         moves.sort_by_key(|next| next.before);
-        moves
+        Sequence::with_moves(self.runs, &moves)
     }
 
     /// Some storages away, each for the longest time that it lies idle within the step.
@@ -265,17 +250,16 @@ impl<'a> Offloading<'a> {
     /// The moves of a choice, simulated; the faster of what may cross the border and what may not.
     /// None where they would take more than so many seconds.
     fn simulated(&self, choice: &Choice, budget: Bytes, enough: f64) -> Simulated {
-        let &Offloading { graph, profile, runs, route, ref course, crossing } = self;
+        let &Offloading { graph, profile, runs, ref course, crossing } = self;
+        let instance = Instance::new(graph, profile, runs);
         let writes = course.writes(&choice.is_chosen);
         let least = course.elapsed[runs.len()];
         let simulate = |Played { moves, seconds, missing }: Played| {
             if seconds > enough * (1.0 + ALMOST) {
                 return (None, missing);
             }
-            let lives = liveness_with(graph, profile, runs, &moves);
-            let peak = memory_curve(graph, profile, runs, &lives).peak;
-            let seconds = seconds_with(graph, profile, runs, &moves, route);
-            ((peak <= budget).then_some(Offloaded { moves, peak, seconds }), missing)
+            let plan = instance.plan(Planner::Offload, Sequence::with_moves(runs, &moves));
+            ((plan.peak <= budget).then_some(plan), missing)
         };
         let play = |border| simulate(play(course, &choice.is_chosen, &writes, budget, border));
         if crossing == Crossing::Never {
@@ -294,4 +278,4 @@ impl<'a> Offloading<'a> {
 }
 
 /// What a choice comes to, and where bytes were missing.
-type Simulated = (Option<Offloaded>, Vec<Missing>);
+type Simulated = (Option<Plan>, Vec<Missing>);

@@ -43,9 +43,6 @@ pub fn chen(
         }
     }
     meter.spend(4 * order.len() as u64);
-    let plan = Plan::of_runs(Planner::Chen, rematerialize(graph, order, &retentions));
-    if instance.peak(&plan.runs()) <= budget {
-        return Ok(plan);
-    }
-    Err(PlanError::infeasible(instance, budget, plan))
+    let plan = instance.plan(Planner::Chen, rematerialize(graph, order, &retentions));
+    instance.within(budget, plan)
 }

@@ -5,7 +5,7 @@
 use crate::effort::Meter;
 use crate::id::NodeId;
 use crate::plan::{Instance, NotFound, Plan, PlanError, Planner, none};
-use crate::units::{Bytes, Seconds};
+use crate::units::Bytes;
 
 /// The fastest of `family` that fits; so more memory is never slower. Its members are made and
 /// tried one after the other while there is time.
@@ -16,8 +16,8 @@ pub(super) fn fastest(
     mut make: impl FnMut(usize, &mut Meter<'_>) -> Option<Vec<NodeId>>,
     meter: &mut Meter<'_>,
 ) -> Result<Plan, PlanError> {
-    let mut best: Option<(Seconds, Vec<NodeId>)> = None;
-    let mut lowest: Option<(Bytes, Seconds, Vec<NodeId>)> = None;
+    let mut best: Option<Plan> = None;
+    let mut lowest: Option<Plan> = None;
     let mut tried = 0;
     let is_complete = loop {
         if tried > 0 && meter.is_late() {
@@ -26,21 +26,22 @@ pub(super) fn fastest(
         let Some(runs) = make(tried, meter) else { break true };
         tried += 1;
         meter.spend(2 * runs.len() as u64);
-        let (peak, seconds) = (instance.peak(&runs), instance.profile.total(&runs));
-        if lowest.as_ref().is_none_or(|least| (peak, seconds) < (least.0, least.1)) {
-            lowest = Some((peak, seconds, runs.clone()));
+        let plan = instance.plan(planner, runs);
+        let figures = |plan: &Plan| (plan.peak, plan.seconds);
+        if lowest.as_ref().is_none_or(|lowest| figures(&plan) < figures(lowest)) {
+            lowest = Some(plan.clone());
         }
-        if peak <= budget && best.as_ref().is_none_or(|(least, _)| seconds < *least) {
-            best = Some((seconds, runs));
+        let is_faster = |best: &Plan| plan.seconds < best.seconds;
+        if plan.peak <= budget && best.as_ref().is_none_or(is_faster) {
+            best = Some(plan);
         }
     };
-    if let Some((_, runs)) = best {
-        return Ok(Plan::of_runs(planner, runs));
+    if let Some(plan) = best {
+        return Ok(plan);
     }
-    let runs = lowest.map_or(Vec::new(), |(_, _, runs)| runs);
-    let plan = Plan::of_runs(planner, runs);
+    let plan = lowest.unwrap_or_else(|| instance.unplanned(planner));
     if !is_complete {
-        return Err(NotFound::error(instance, budget, (tried, plan)));
+        return Err(NotFound::error(budget, (tried, plan)));
     }
     Err(PlanError::infeasible(instance, budget, plan))
 }
@@ -61,9 +62,9 @@ pub(super) fn heeding(
     if let Ok(plan) = none(instance, budget) {
         return Ok(Plan { planner, ..plan });
     }
-    let runs = rule(budget, meter);
-    if instance.peak(&runs) <= budget {
-        return Ok(Plan::of_runs(planner, runs));
+    let plan = instance.plan(planner, rule(budget, meter));
+    if plan.peak <= budget {
+        return Ok(plan);
     }
     let resting = graph.static_bytes();
     let beyond = instance.peak(order).saturating_sub(resting);

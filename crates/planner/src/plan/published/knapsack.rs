@@ -58,7 +58,7 @@ pub fn knapsack(
     match result {
         // What was not tried proves nothing.
         Err(PlanError::Infeasible(refused)) if filled.is_none() => {
-            Err(NotFound::error(instance, budget, (1, refused.plan)))
+            Err(NotFound::error(budget, (1, refused.plan)))
         }
         result => result,
     }

@@ -18,7 +18,6 @@ use crate::plan::quantity::ByteCount;
 use crate::plan::search::Search;
 use crate::plan::search::attempt::Attempt;
 use crate::plan::search::binding_instants::tight;
-use crate::plan::search::peers::OfRule;
 use crate::plan::search::rounds::FIRST_ROUND;
 use crate::plan::search::squeeze::squeeze;
 use crate::plan::search::state::State;
@@ -56,7 +55,7 @@ impl<'a> Search<'a> {
     pub fn smallest(
         &mut self,
         effort: &Effort<'_>,
-        peers: impl FnOnce() -> Vec<OfRule>,
+        peers: impl FnOnce() -> Vec<Plan>,
         is_enough: impl FnOnce(&Plan) -> bool,
     ) -> Vec<Plan> {
         let mut lowest =
@@ -73,7 +72,7 @@ impl<'a> Search<'a> {
     pub fn learn(&mut self, other: Search<'_>) {
         self.refuted = self.refuted.max(other.least_budget());
         for known in other.found {
-            self.offer(known.runs);
+            self.offer(known.plan);
         }
         self.of_rules.extend(other.of_rules);
     }
@@ -83,12 +82,12 @@ impl Lowest<'_> {
     fn go(
         &mut self,
         attempt: &mut Attempt<'_>,
-        peers: impl FnOnce() -> Vec<OfRule>,
+        peers: impl FnOnce() -> Vec<Plan>,
         is_enough: impl FnOnce(&Plan) -> bool,
     ) {
         self.search.bisect(attempt);
-        for (planner, runs) in peers() {
-            self.search.offer_of_rule(planner, runs);
+        for plan in peers() {
+            self.search.offer_of_rule(plan);
         }
         self.name();
         if self.named.first().is_some_and(is_enough) {
@@ -96,12 +95,13 @@ impl Lowest<'_> {
         }
         let least = self.search.least_budget();
         while !attempt.meter.is_over() {
-            let Some(lowest) = self.search.found.first().filter(|found| found.peak > least) else {
+            let Some(lowest) = self.search.found.first().filter(|found| found.plan.peak > least)
+            else {
                 return;
             };
             let (random, meter) = (&mut self.random, &mut attempt.meter);
-            let runs = squeeze(self.search.instance, &lowest.runs, random, meter);
-            self.search.offer(runs);
+            let runs = squeeze(self.search.instance, &lowest.runs(), random, meter);
+            self.search.offer(self.search.instance.plan(Planner::Auto, runs));
             if !attempt.meter.until(NAMED).is_over() {
                 self.name();
             }
@@ -111,7 +111,7 @@ impl Lowest<'_> {
     /// Of two plans the one that holds less may need the larger slab, so there are several.
     fn name(&mut self) {
         let found = self.search.found.iter().take(SMALL_PLANS);
-        self.named = found.map(|found| Plan::of_runs(Planner::Auto, found.runs.clone())).collect();
+        self.named = found.map(|found| found.plan.clone()).collect();
     }
 }
 
@@ -121,7 +121,8 @@ impl Search<'_> {
     fn bisect(&mut self, attempt: &mut Attempt<'_>) {
         let mut refused = ByteCount::ZERO;
         for _ in 0..BISECTIONS {
-            let reached = self.found.first().map_or(ByteCount::ZERO, |it| ByteCount::of(it.peak));
+            let reached =
+                self.found.first().map_or(ByteCount::ZERO, |it| ByteCount::of(it.plan.peak));
             let floor = ByteCount::of(self.least_budget()).max(refused);
             let target = floor + (reached - floor) / 2;
             if target >= reached || attempt.meter.is_over() {
@@ -131,7 +132,7 @@ impl Search<'_> {
             attempt.found.clear();
             let leg = attempt.meter.leg(BISECTION_WORK * self.given.len() as u64);
             attempt.under(leg, |attempt| self.lower_peak(attempt));
-            if self.found.first().is_none_or(|found| ByteCount::of(found.peak) > target) {
+            if self.found.first().is_none_or(|found| ByteCount::of(found.plan.peak) > target) {
                 refused = target;
             }
         }
@@ -143,12 +144,12 @@ impl Search<'_> {
         let limit = attempt.limit;
         for _ in 0..2 {
             let Some(lowest) = self.found.first().cloned() else { return };
-            let peak = ByteCount::of(lowest.peak);
-            let binding = tight(self.instance, &lowest.runs, &self.given, peak);
+            let (runs, peak) = (lowest.runs(), ByteCount::of(lowest.plan.peak));
+            let binding = tight(self.instance, &runs, &self.given, peak);
             for at in binding.into_iter().take(2) {
                 self.add_instant(at, attempt);
             }
-            if self.finish_runs(&lowest.runs, attempt) || self.bound(limit.bytes()).is_none() {
+            if self.finish_runs(&runs, attempt) || self.bound(limit.bytes()).is_none() {
                 return;
             }
             let given = self.given.clone();
@@ -161,7 +162,7 @@ impl Search<'_> {
             if let Some(at) = binding {
                 self.start_from(at, &mut state, attempt);
             }
-            if self.found.first().is_some_and(|found| ByteCount::of(found.peak) <= limit)
+            if self.found.first().is_some_and(|found| ByteCount::of(found.plan.peak) <= limit)
                 || attempt.meter.is_over()
             {
                 return;

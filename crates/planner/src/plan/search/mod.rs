@@ -39,6 +39,7 @@ use std::cmp::Reverse;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
+use crate::analysis::Sequence;
 use crate::aside::Aside;
 use crate::effort::{Effort, Meter};
 use crate::id::NodeId;
@@ -48,7 +49,7 @@ use crate::plan::search::binding_instants::add_instants;
 pub use crate::plan::search::bound::BoundOrder;
 use crate::plan::search::bound::CutInstant;
 pub use crate::plan::search::lowest::LOWEST;
-pub use crate::plan::search::peers::{FLOORS, OfRule, lowest_of_peers};
+pub use crate::plan::search::peers::{FLOORS, lowest_of_peers};
 pub use crate::plan::search::prove::{lower_bound, lower_bound_with_moves};
 pub use crate::plan::search::relieved::relieved;
 use crate::plan::search::repair::{polish, repair};
@@ -61,12 +62,17 @@ use crate::units::{Bytes, Seconds};
 
 /// Instants at the highest points of the unplanned step, and as many spread out over it.
 const INSTANTS: usize = 6;
-/// A sequence of runs with its peak, and its time beyond that of all first runs.
+/// A plan that moves nothing, and its time beyond that of all first runs.
 #[derive(Clone, Debug)]
 struct KnownPlan {
-    peak: Bytes,
+    plan: Plan,
     extra: Picoseconds,
-    runs: Vec<NodeId>,
+}
+
+impl KnownPlan {
+    fn runs(&self) -> Vec<NodeId> {
+        self.plan.runs()
+    }
 }
 
 /// Where a search ended.
@@ -133,7 +139,7 @@ impl<'a> Search<'a> {
             of_rules: Vec::new(),
         };
         for order in orders {
-            search.offer(order);
+            search.offer(instance.plan(Planner::Auto, order));
         }
         search
     }
@@ -157,7 +163,7 @@ impl<'a> Search<'a> {
             self.last = Some(Stand { limit: attempt.limit, runners, has_started });
         }
         let first = first.unwrap_or(attempt.meter.elapsed());
-        let plan = self.best(budget).map(|best| Plan::of_runs(Planner::Auto, best.runs.clone()));
+        let plan = self.best(budget).map(|best| best.plan.clone());
         Answer { plan, bound: self.bound(budget), first }
     }
 
@@ -168,8 +174,7 @@ impl<'a> Search<'a> {
         let take = |plan: &Plan, _: &Effort<'_>| Ok(plan.clone());
         let rounds = self.in_rounds(budget, effort, take, |search, meter| {
             let plan = search.lowest(&meter.round(effort.work, 1.0));
-            let peak = instance.peak(&plan.runs());
-            if peak <= budget { Ok((plan.clone(), plan)) } else { Err(plan) }
+            if plan.peak <= budget { Ok((plan.clone(), plan)) } else { Err(plan) }
         });
         rounds.taken.map_err(|smallest| {
             let proof = Infeasible::new(instance, budget, smallest);
@@ -209,55 +214,55 @@ impl<'a> Search<'a> {
         least.unwrap_or(self.given.resting).bytes().max(self.refuted)
     }
 
-    /// Makes a sequence of runs known, if it is better than what is.
-    pub fn offer(&mut self, runs: Vec<NodeId>) -> Bytes {
-        let peak = self.instance.peak(&runs);
-        let extra = self.extra(&runs);
-        let is_worse = |other: &KnownPlan| other.peak <= peak && other.extra <= extra;
+    /// Makes a plan known, if it is better than what is.
+    pub fn offer(&mut self, plan: Plan) {
+        let (peak, extra) = (plan.peak, self.extra(&plan));
+        let is_worse = |other: &KnownPlan| other.plan.peak <= peak && other.extra <= extra;
         if !self.found.iter().any(is_worse) {
-            self.found.retain(|other| other.peak < peak || other.extra < extra);
-            let slot = self.found.partition_point(|other| other.peak < peak);
-            self.found.insert(slot, KnownPlan { peak, extra, runs });
+            self.found.retain(|other| other.plan.peak < peak || other.extra < extra);
+            let slot = self.found.partition_point(|other| other.plan.peak < peak);
+            let plan = Plan { planner: Planner::Auto, ..plan };
+            self.found.insert(slot, KnownPlan { plan, extra });
         }
-        peak
     }
 
-    /// The same of a sequence that another planner made.
-    fn offer_of_rule(&mut self, planner: Planner, runs: Vec<NodeId>) {
-        self.of_rules.push((hash(&runs), planner));
-        self.offer(runs);
+    /// The same of a plan that another planner made.
+    fn offer_of_rule(&mut self, plan: Plan) {
+        self.of_rules.push((hash(&plan.sequence), plan.planner));
+        self.offer(plan);
     }
 
     /// The planner that made just this sequence, the first of several; none where the search did.
-    pub fn rule_of(&self, runs: &[NodeId]) -> Option<Planner> {
-        let own = hash(runs);
+    pub fn rule_of(&self, sequence: &Sequence) -> Option<Planner> {
+        let own = hash(sequence);
         self.of_rules.iter().find(|(other, _)| *other == own).map(|&(_, planner)| planner)
     }
 
-    /// Time of a sequence beyond that of all first runs.
-    fn extra(&self, runs: &[NodeId]) -> Picoseconds {
-        runs.iter()
-            .map(|&node| Picoseconds::round_down(self.instance.profile.seconds[node]))
-            .sum::<Picoseconds>()
-            - self.given.total
+    /// Time of a plan beyond that of all first runs.
+    fn extra(&self, plan: &Plan) -> Picoseconds {
+        let seconds = &self.instance.profile.seconds;
+        let runs = plan.runs().into_iter();
+        let all: Picoseconds = runs.map(|node| Picoseconds::round_down(seconds[node])).sum();
+        all - self.given.total
     }
 
     /// The fastest known plan within a budget.
     fn best(&self, budget: Bytes) -> Option<&KnownPlan> {
-        self.found.iter().rev().find(|found| found.peak <= budget)
+        self.found.iter().rev().find(|found| found.plan.peak <= budget)
     }
 
     /// The known plans within a budget, fastest first, with some distance between their peaks.
     pub fn within(&self, budget: Bytes) -> impl Iterator<Item = Plan> {
         let mut most = budget;
         let found = self.found.iter().rev().filter(move |found| {
-            let is_next = found.peak <= most;
+            let peak = found.plan.peak;
+            let is_next = peak <= most;
             if is_next {
-                most = Bytes(found.peak.0 - found.peak.0 / 128);
+                most = Bytes(peak.0 - peak.0 / 128);
             }
             is_next
         });
-        found.map(|found| Plan::of_runs(Planner::Auto, found.runs.clone()))
+        found.map(|found| found.plan.clone())
     }
 
     /// Repairs, polishes and offers what is in `state`.
@@ -269,7 +274,7 @@ impl<'a> Search<'a> {
         attempt.meter.spend(std::mem::take(&mut state.work));
         if fits {
             let runs = sequence(state.problem, &state.events());
-            self.offer(runs.clone());
+            self.offer(self.instance.plan(Planner::Auto, &runs));
             self.recall(attempt);
             attempt.push(state.extra(), runs);
         }
@@ -279,7 +284,7 @@ impl<'a> Search<'a> {
     /// Notes the fastest known plan that fits.
     fn recall(&self, attempt: &mut Attempt<'_>) {
         if let Some(best) = self.best(attempt.limit.bytes()) {
-            attempt.push(best.extra, best.runs.clone());
+            attempt.push(best.extra, best.runs());
         }
     }
 
@@ -346,14 +351,14 @@ impl<'a> Search<'a> {
     }
 }
 
-/// The nodes of a problem, in its order.
 /// Tells sequences apart, as long as none is made to look like another.
-fn hash(runs: &[NodeId]) -> u64 {
+fn hash(sequence: &Sequence) -> u64 {
     let mut hasher = DefaultHasher::new();
-    runs.hash(&mut hasher);
+    sequence.hash(&mut hasher);
     hasher.finish()
 }
 
+/// The nodes of a problem, in its order.
 fn order_of(problem: &Problem) -> Vec<NodeId> {
     problem.ops.values().filter_map(|op| op.node).collect()
 }

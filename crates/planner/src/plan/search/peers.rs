@@ -2,8 +2,7 @@
 //! known to the search before it answers, so none of them is better.
 
 use crate::effort::Meter;
-use crate::id::NodeId;
-use crate::plan::{self, Instance, PlanError, Planner};
+use crate::plan::{self, Instance, Plan, PlanError, Planner};
 use crate::units::Bytes;
 
 /// The other planners, the quicker ones first; without those that ask the solver, whose work and
@@ -21,26 +20,19 @@ pub const PEERS: [Planner; 6] = [
 /// the smallest.
 pub const FLOORS: u64 = 1 + PEERS.len() as u64;
 
-/// A sequence of runs as a rule made it.
-pub type OfRule = (Planner, Vec<NodeId>);
-
 /// The lowest plan that each of them reaches, offered as soon as it is there. Each has a floor of
 /// its own, as when it is asked alone.
 pub fn lowest_of_peers(
     instance: Instance<'_>,
     meter: &Meter<'_>,
-    mut offer: impl FnMut(&[NodeId]),
-) -> Vec<OfRule> {
+    mut offer: impl FnMut(&Plan),
+) -> Vec<Plan> {
     let reach = |planner| {
         let mut meter = meter.above(meter.effort().floor_beside);
         let is_interrupted = meter.elapsed().0.is_infinite();
-        (!is_interrupted)
-            .then(|| peer(instance, Bytes::ZERO, planner, &mut meter))
-            .flatten()
-            .map(|runs| (planner, runs))
+        (!is_interrupted).then(|| peer(instance, Bytes::ZERO, planner, &mut meter)).flatten()
     };
-    let plans = PEERS.into_iter().filter_map(reach);
-    plans.inspect(|(_, runs)| offer(runs)).collect()
+    PEERS.into_iter().filter_map(reach).inspect(|plan| offer(plan)).collect()
 }
 
 /// What a planner makes of a budget, or the lowest that it reaches; `None` where it has no plan.
@@ -49,11 +41,11 @@ pub fn peer(
     budget: Bytes,
     planner: Planner,
     meter: &mut Meter<'_>,
-) -> Option<Vec<NodeId>> {
+) -> Option<Plan> {
     match plan::plan_within(instance, budget, planner, meter) {
-        Ok(plan) => Some(plan.runs()),
-        Err(PlanError::Infeasible(proof)) => Some(proof.plan.runs()),
-        Err(PlanError::NotFound(ended)) => Some(ended.plan.runs()),
+        Ok(plan) => Some(plan),
+        Err(PlanError::Infeasible(proof)) => Some(proof.plan),
+        Err(PlanError::NotFound(ended)) => Some(ended.plan),
         Err(
             PlanError::TooLarge { .. }
             | PlanError::NoModules

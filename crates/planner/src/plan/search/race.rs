@@ -3,6 +3,7 @@
 //! with a limit of work alone nothing that the second thread finds changes the race.
 
 use crate::aside::Aside;
+use crate::plan::Planner;
 use crate::plan::quantity::Picoseconds;
 use crate::plan::search::Search;
 use crate::plan::search::attempt::{Attempt, Runner};
@@ -33,7 +34,7 @@ impl Search<'_> {
         let best = self.best(limit.bytes()).cloned();
         let waiting = best
             .as_ref()
-            .map_or(Vec::new(), |best| tight(self.instance, &best.runs, &self.given, limit));
+            .map_or(Vec::new(), |best| tight(self.instance, &best.runs(), &self.given, limit));
         let enough = best.map_or(Picoseconds::MAX, |best| best.extra);
         let (given, floor) = (self.given.clone(), self.floor(limit));
         let mut instants = std::mem::take(&mut self.instants);
@@ -92,9 +93,8 @@ impl Search<'_> {
             attempt.found.sort_by_key(|found| found.extra);
             runners.extend(attempt.found.drain(..).take(2));
         }
-        let best = self
-            .best(limit.bytes())
-            .map(|best| Runner { extra: best.extra, runs: best.runs.clone() });
+        let best =
+            self.best(limit.bytes()).map(|best| Runner { extra: best.extra, runs: best.runs() });
         best.into_iter().chain(runners).collect()
     }
 
@@ -117,7 +117,8 @@ impl Search<'_> {
         polish(&mut state, *limit, 0.0, random, meter);
         improve(&mut state, *limit, random, meter, work, floor);
         runner.runs = sequence(&problem, &state.events());
-        runner.extra = self.extra(&runner.runs);
-        self.offer(runner.runs.clone());
+        let plan = self.instance.plan(Planner::Auto, &runner.runs);
+        runner.extra = self.extra(&plan);
+        self.offer(plan);
     }
 }

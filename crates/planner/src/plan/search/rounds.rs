@@ -19,10 +19,9 @@ use std::sync::mpsc;
 
 use crate::aside::Aside;
 use crate::effort::{Effort, Meter};
-use crate::id::NodeId;
 use crate::plan::quantity::{ByteCount, Picoseconds};
 use crate::plan::search::Search;
-use crate::plan::search::peers::{OfRule, PEERS, peer};
+use crate::plan::search::peers::{PEERS, peer};
 use crate::plan::{Plan, Planner};
 use crate::units::{Bytes, Seconds};
 
@@ -137,8 +136,8 @@ impl Search<'_> {
                 Aside::begin(scope, move || {
                     for planner in PEERS {
                         let is_interrupted = clock.elapsed().0.is_infinite();
-                        let runs = peer(instance, budget, planner, &mut clock);
-                        if is_interrupted || send.send((planner, runs)).is_err() {
+                        let plan = peer(instance, budget, planner, &mut clock);
+                        if is_interrupted || send.send(plan).is_err() {
                             return;
                         }
                     }
@@ -191,9 +190,8 @@ impl Search<'_> {
         effort: &Effort<'_>,
         mut take: impl FnMut(&Plan, &Effort<'_>) -> Result<(), Bytes>,
     ) {
-        let runs = known.runs();
-        let mut taker = self.taker(&mut take, Some((self.extra(&runs), ())));
-        self.offer(runs);
+        let mut taker = self.taker(&mut take, Some((self.extra(known), ())));
+        self.offer(known.clone());
         self.go_on(budget, &Meter::new(effort).uncounted(), &mut taker, &mut None);
     }
 
@@ -218,9 +216,8 @@ impl Search<'_> {
         lowest: impl FnOnce(&mut Self, &Meter<'_>) -> Result<(Plan, T), R>,
     ) -> Result<(), R> {
         let (plan, taken) = lowest(self, meter)?;
-        let runs = plan.runs();
-        let best = Some((self.extra(&runs), taken));
-        self.offer(runs);
+        let best = Some((self.extra(&plan), taken));
+        self.offer(plan);
         first.get_or_insert(meter.elapsed());
         let mut anew = self.taker(&mut *taker.take, best);
         self.go_on(budget, meter, &mut anew, first);
@@ -244,15 +241,10 @@ impl Search<'_> {
     }
 
     /// Plans of other planners become known.
-    fn hear(
-        &mut self,
-        plans: impl Iterator<Item = (Planner, Option<Vec<NodeId>>)>,
-        heard: &mut Vec<OfRule>,
-    ) {
-        for (planner, runs) in plans {
-            let Some(runs) = runs else { continue };
-            self.offer_of_rule(planner, runs.clone());
-            heard.push((planner, runs));
+    fn hear(&mut self, plans: impl Iterator<Item = Option<Plan>>, heard: &mut Vec<Plan>) {
+        for plan in plans.flatten() {
+            self.offer_of_rule(plan.clone());
+            heard.push(plan);
         }
     }
 
@@ -284,7 +276,7 @@ impl Search<'_> {
             }
             match answer.plan {
                 Some(plan) => {
-                    let extra = self.extra(&plan.runs());
+                    let extra = self.extra(&plan);
                     let addresses = part(meter, work, &taker.best);
                     match taker.offer(extra, &plan, &addresses) {
                         Ok(()) => work = work.saturating_mul(GROWTH),
@@ -341,23 +333,20 @@ impl Search<'_> {
     fn offer_all<T>(
         &mut self,
         budget: Bytes,
-        peers: &[OfRule],
+        peers: &[Plan],
         taker: &mut Taker<'_, T>,
         effort: &Effort<'_>,
     ) {
-        let peak = |runs: &[NodeId]| self.instance.peak(runs);
-        let known = self.found.iter().filter(|known| known.peak <= budget);
-        let mut known: Vec<(Picoseconds, &[NodeId])> = peers
+        let known = self.found.iter().map(|known| (known.extra, known.plan.clone()));
+        let peers = peers
             .iter()
-            .filter(|(_, runs)| peak(runs) <= budget)
-            .map(|(_, runs)| (self.extra(runs), &runs[..]))
-            .chain(known.map(|known| (known.extra, &known.runs[..])))
-            .collect();
+            .map(|plan| (self.extra(plan), Plan { planner: Planner::Auto, ..plan.clone() }));
+        let mut known: Vec<(Picoseconds, Plan)> =
+            peers.chain(known).filter(|(_, plan)| plan.peak <= budget).collect();
         known.sort_by_key(|&(extra, _)| extra);
         known.dedup();
         let (meter, least_looks) = (Meter::new(effort), self.least_looks());
-        for (number, (extra, runs)) in known.into_iter().take(MOST_LAST).enumerate() {
-            let plan = Plan::of_runs(Planner::Auto, runs.to_vec());
+        for (number, (extra, plan)) in known.into_iter().take(MOST_LAST).enumerate() {
             let floor = if number < FASTEST { self.floor_of_addresses() } else { 0 };
             let effort = &Effort { floor, ..meter.round(effort.work, 1.0) };
             if number >= least_looks && meter.is_late()
@@ -371,7 +360,7 @@ impl Search<'_> {
 
     /// The peaks of all known plans, and their times.
     fn peaks(&self) -> Vec<(Bytes, Picoseconds)> {
-        self.found.iter().map(|known| (known.peak, known.extra)).collect()
+        self.found.iter().map(|known| (known.plan.peak, known.extra)).collect()
     }
 
     /// Asks every other planner for ever less than it was heard to hold, as if it had been asked
@@ -379,28 +368,27 @@ impl Search<'_> {
     fn press<T>(
         &mut self,
         budget: Bytes,
-        heard: Vec<OfRule>,
+        heard: Vec<Plan>,
         taker: &mut Taker<'_, T>,
         effort: &Effort<'_>,
     ) {
         let (instance, mut meter) = (self.instance, Meter::new(effort));
-        let peak = |runs: &[NodeId]| instance.peak(runs);
-        for (planner, runs) in heard {
-            let (mut target, mut reached) = (budget, peak(&runs));
+        for Plan { planner, peak: mut reached, .. } in heard {
+            let mut target = budget;
             // One that is asked for less than it reaches gives the same plan again.
             while reached <= target && reached > Bytes::ZERO && !meter.is_late() {
                 target = reached - Bytes(1);
-                let runs = peer(instance, target, planner, &mut meter);
-                let Some(plan) = runs.map(|runs| Plan::of_runs(Planner::Auto, runs)) else { break };
-                let (runs, extra) = (plan.runs(), self.extra(&plan.runs()));
-                reached = peak(&runs);
+                let Some(plan) = peer(instance, target, planner, &mut meter) else { break };
+                let extra = self.extra(&plan);
+                let taken = Plan { planner: Planner::Auto, ..plan.clone() };
+                reached = plan.peak;
                 let effort =
                     Effort { floor: self.floor_of_addresses(), ..meter.round(effort.work, 1.0) };
                 if reached <= budget
                     && taker.wants(extra)
-                    && taker.offer(extra, &plan, &effort).is_ok()
+                    && taker.offer(extra, &taken, &effort).is_ok()
                 {
-                    self.offer_of_rule(planner, runs);
+                    self.offer_of_rule(plan);
                     break;
                 }
             }
@@ -422,7 +410,7 @@ impl Search<'_> {
     fn offer_known<T>(&mut self, budget: Bytes, taker: &mut Taker<'_, T>, effort: &Effort<'_>) {
         let (meter, least_looks) = (Meter::new(effort), self.least_looks());
         for (number, plan) in self.within(budget).enumerate() {
-            let extra = self.extra(&plan.runs());
+            let extra = self.extra(&plan);
             if taker.refused.contains(&extra) {
                 continue;
             }

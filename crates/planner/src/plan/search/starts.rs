@@ -72,7 +72,7 @@ impl Search<'_> {
             }
             // Where the best plan is tight, other cuts may bind.
             if let Some(best) = self.best(attempt.limit.bytes()) {
-                waiting = tight(self.instance, &best.runs, &given, attempt.limit);
+                waiting = tight(self.instance, &best.runs(), &given, attempt.limit);
                 waiting.retain(|at| self.instants.iter().all(|instant| instant.at != *at));
                 waiting.truncate(8);
             }
@@ -146,11 +146,11 @@ impl Search<'_> {
     /// The plan that is known to need the least more than fits, repaired.
     fn start_from_neighbour(&mut self, attempt: &mut Attempt<'_>) {
         let Some(above) =
-            self.found.iter().find(|found| ByteCount::of(found.peak) > attempt.limit).cloned()
+            self.found.iter().find(|found| ByteCount::of(found.plan.peak) > attempt.limit).cloned()
         else {
             return;
         };
-        self.finish_runs(&above.runs, attempt);
+        self.finish_runs(&above.runs(), attempt);
     }
 
     /// A plan between the two cuts around a target at one instant: how much of their difference,

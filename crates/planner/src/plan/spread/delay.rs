@@ -37,8 +37,9 @@ pub fn delayed(
     turns: &[Turn],
     budget: Bytes,
 ) -> Vec<NodeId> {
-    let lives = liveness(graph, profile, runs);
-    let held = memory_curve(graph, profile, runs, &lives).held;
+    let sequence = runs.into();
+    let lives = liveness(graph, profile, &sequence);
+    let held = memory_curve(graph, profile, &sequence, &lives).held;
     // What is let go of behind each run.
     let mut dying = vec![Bytes::ZERO; runs.len()];
     for life in lives.intervals.values() {

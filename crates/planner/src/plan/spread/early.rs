@@ -16,8 +16,9 @@ use crate::units::{Bytes, Seconds};
 /// The sequence with earlier gathers.
 pub fn early(graph: &Graph, profile: &Profile, runs: &[NodeId], budget: Bytes) -> Vec<NodeId> {
     let gathers = |node: NodeId| graph.nodes()[node].operator == Some(Operator::AllGather);
-    let lives = liveness(graph, profile, runs);
-    let mut held = memory_curve(graph, profile, runs, &lives).held;
+    let sequence = runs.into();
+    let lives = liveness(graph, profile, &sequence);
+    let mut held = memory_curve(graph, profile, &sequence, &lives).held;
     // Computation before each run.
     let mut clock = Vec::with_capacity(runs.len());
     let mut now = Seconds(0.0);

@@ -14,7 +14,7 @@ mod late;
 use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::operator::Operator;
-use crate::plan::{Plan, simulate_plan};
+use crate::plan::{Instance, Plan};
 use crate::profile::Profile;
 use crate::units::Bytes;
 
@@ -23,13 +23,14 @@ const SHARES: [f64; 4] = [1.0, 0.97, 0.93, 0.85];
 
 /// The plan with as much room as the budget leaves; the same plan where its rank is alone, or moves
 /// anything.
-pub fn spread(graph: &Graph, profile: &Profile, plan: &Plan, budget: Bytes) -> Plan {
+pub fn spread(instance: Instance<'_>, plan: &Plan, budget: Bytes) -> Plan {
+    let Instance { graph, profile, .. } = instance;
     let runs = plan.runs();
     let has = |is: fn(Operator) -> bool| {
         runs.iter().any(|&node| graph.nodes()[node].operator.is_some_and(is))
     };
     let passes: &[Pass] = match () {
-        () if !plan.moves().is_empty() => &[],
+        () if plan.sequence.has_moves() => &[],
         () if has(Operator::exchanges) => &[in_turn::in_turn],
         () if has(Operator::is_collective) => &[late::late, early::early],
         () => &[],
@@ -39,9 +40,8 @@ pub fn spread(graph: &Graph, profile: &Profile, plan: &Plan, budget: Bytes) -> P
         let runs = best.runs();
         let fitting = SHARES.iter().find_map(|share| {
             let within = Bytes((budget.0 as f64 * share) as u64);
-            let next = Plan::of_runs(plan.planner, pass(graph, profile, &runs, within));
-            let peak = simulate_plan(graph, profile, &next).curve.peak;
-            (peak <= budget).then_some(next)
+            let next = instance.plan(plan.planner, pass(graph, profile, &runs, within));
+            (next.peak <= budget).then_some(next)
         });
         best = fitting.unwrap_or(best);
     }

@@ -152,7 +152,7 @@ fn follow(
     meter: &mut Meter<'_>,
 ) -> Explanation {
     let now = |runs: Vec<NodeId>, saved| {
-        let simulation = simulate(step.graph, step.profile, &runs);
+        let simulation = simulate(step.graph, step.profile, &(&runs).into());
         Now { runs, saved, peak: simulation.curve.peak, seconds: simulation.seconds }
     };
     let mut before = now(step.order.to_vec(), Bytes::ZERO);

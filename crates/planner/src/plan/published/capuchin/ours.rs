@@ -6,7 +6,7 @@
 
 use cranelift_entity::SecondaryMap;
 
-use crate::analysis::{Liveness, MemoryCurve, Move, held, liveness_with, memory_curve};
+use crate::analysis::{Liveness, MemoryCurve, Sequence, held, liveness, memory_curve};
 use crate::effort::Meter;
 use crate::graph::Graph;
 use crate::id::{NodeId, StorageId};
@@ -27,14 +27,14 @@ pub fn capuchin(
     let mut greedy = Greedy::new(instance, meter);
     while greedy.curve.peak > budget {
         if greedy.choose(meter).is_none() {
-            let plan = Plan::of_runs(Planner::Capuchin, greedy.runs);
+            let plan = instance.plan(Planner::Capuchin, greedy.runs);
             if meter.is_late() {
-                return Err(NotFound::error(instance, budget, (greedy.tried, plan)));
+                return Err(NotFound::error(budget, (greedy.tried, plan)));
             }
             return Err(PlanError::infeasible(instance, budget, plan));
         }
     }
-    Ok(Plan::of_runs(Planner::Capuchin, greedy.runs))
+    Ok(instance.plan(Planner::Capuchin, greedy.runs))
 }
 
 /// The choices so far, and the sequence that they make.
@@ -58,7 +58,7 @@ impl<'a> Greedy<'a> {
     pub fn new(instance: Instance<'a>, meter: &mut Meter<'_>) -> Greedy<'a> {
         let Instance { graph, profile, order } = instance;
         meter.spend(4 * order.len() as u64);
-        let lives = liveness_with(graph, profile, order, &[]);
+        let lives = liveness(graph, profile, &order.into());
         Greedy {
             graph,
             profile,
@@ -68,7 +68,7 @@ impl<'a> Greedy<'a> {
             retentions: Retentions::new(),
             swapped: None,
             runs: order.to_vec(),
-            curve: memory_curve(graph, profile, order, &lives),
+            curve: memory_curve(graph, profile, &order.into(), &lives),
             lives,
             tried: 1,
         }
@@ -94,30 +94,17 @@ impl<'a> Greedy<'a> {
     fn weigh(&mut self, meter: &mut Meter<'_>) {
         meter.spend(2 * self.runs.len() as u64);
         let Greedy { graph, profile, ref runs, .. } = *self;
-        self.lives = liveness_with(graph, profile, runs, &self.swaps(runs));
-        self.curve = memory_curve(graph, profile, runs, &self.lives);
+        let sequence = self.swapping(runs);
+        self.lives = liveness(graph, profile, &sequence);
+        self.curve = memory_curve(graph, profile, &sequence, &self.lives);
     }
 
-    /// Bytes over another sequence.
-    fn held(&self, runs: &[NodeId]) -> MemoryCurve {
-        let &Greedy { graph, profile, .. } = self;
-        match self.swaps(runs) {
-            swaps if swaps.is_empty() => held(graph, profile, runs),
-            swaps => {
-                let lives = liveness_with(graph, profile, runs, &swaps);
-                memory_curve(graph, profile, runs, &lives)
-            }
-        }
-    }
-
-    /// What is away in a sequence, as if lanes took no time.
-    fn swaps(&self, runs: &[NodeId]) -> Vec<Move> {
+    /// Runs, and between them the moves of what is swapped as if lanes took no time.
+    fn swapping(&self, runs: &[NodeId]) -> Sequence {
         let &Greedy { graph, profile, ref swapped, .. } = self;
-        let away = |(route, swapped): &(Route, SecondaryMap<StorageId, bool>)| {
-            let offloading = Offloading::new(graph, profile, runs, *route);
-            offloading.at_once(&|storage| swapped[storage])
-        };
-        swapped.as_ref().map_or(Vec::new(), away)
+        let Some((route, swapped)) = swapped else { return runs.into() };
+        let offloading = Offloading::new(graph, profile, runs, *route);
+        offloading.at_once(&|storage| swapped[storage])
     }
 
     /// Open candidates by falling MSPS that are alive where the peak binds, and are not read there:
@@ -150,7 +137,7 @@ impl<'a> Greedy<'a> {
             let runs = self.readers.rematerialize(self.graph, self.order, &self.retentions);
             self.tried += 1;
             meter.spend(2 * runs.len() as u64);
-            let after = self.held(&runs);
+            let after = held(self.graph, self.profile, &self.swapping(&runs));
             let (before, curve) = (&self.runs, &self.curve);
             let relieved = || {
                 held_at(&after, &runs, before[curve.at], before, curve.at)

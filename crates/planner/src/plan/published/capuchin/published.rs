@@ -6,12 +6,13 @@
 
 use cranelift_entity::SecondaryMap;
 
+use crate::analysis::held;
 use crate::effort::Meter;
 use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::plan::published::capuchin::msps::{Candidates, Choosing, Chosen};
 use crate::plan::rematerialize::{Readers, Retention, Retentions};
-use crate::plan::{Infeasible, Instance, NotFound, Plan, PlanError, Planner, Prediction, simulate};
+use crate::plan::{Infeasible, Instance, NotFound, Plan, PlanError, Planner, Prediction};
 use crate::profile::Profile;
 use crate::units::Bytes;
 
@@ -50,16 +51,16 @@ pub fn capuchin_published(
         }
     }
     if savings.sum() < need && meter.is_late() {
-        let lowest = Plan::of_runs(Planner::CapuchinPublished, order.to_vec());
-        return Err(NotFound::error(instance, budget, (1, lowest)));
+        let lowest = instance.unplanned(Planner::CapuchinPublished);
+        return Err(NotFound::error(budget, (1, lowest)));
     }
-    let runs = savings.runs();
-    let simulated = instance.peak(&runs);
-    if savings.sum() >= need && simulated <= budget {
-        return Ok(Plan::of_runs(Planner::CapuchinPublished, runs));
+    let plan = instance.plan(Planner::CapuchinPublished, savings.runs());
+    if savings.sum() >= need && plan.peak <= budget {
+        return Ok(plan);
     }
+    let simulated = plan.peak;
     let (reached, runs) = savings.least_met(unplanned, meter);
-    let plan = Plan::of_runs(Planner::CapuchinPublished, runs);
+    let plan = instance.plan(Planner::CapuchinPublished, runs);
     let prediction = Prediction {
         need,
         choices: savings.candidates.chosen.len(),
@@ -125,7 +126,7 @@ impl<'a> PredictedSavings<'a> {
             if floor < ceiling {
                 let runs = self.runs_after(choices);
                 meter.spend(2 * runs.len() as u64);
-                let met = simulate(self.graph, self.profile, &runs).curve.peak.max(floor);
+                let met = held(self.graph, self.profile, &(&runs).into()).peak.max(floor);
                 if met < ceiling {
                     return (met, runs);
                 }

@@ -16,7 +16,7 @@ use crate::plan::offload::Offloading;
 use crate::plan::published::capuchin::msps::Choosing;
 use crate::plan::published::capuchin::ours::{Greedy, capuchin};
 use crate::plan::{Instance, NotFound, Plan, PlanError, Planner};
-use crate::units::{Bytes, Seconds};
+use crate::units::Bytes;
 
 /// The hybrid; where the machine has no tier below the device, recomputation alone.
 ///
@@ -43,27 +43,27 @@ pub fn capuchin_swap(
         let runs = greedy.runs();
         let offloading = Offloading::new(graph, profile, &runs, route);
         let found = offloading.of_storages(&|storage| greedy.is_swapped(storage), budget)?;
-        Some((found.seconds, Plan::with_moves(Planner::CapuchinSwap, &runs, &found.moves)))
+        Some(Plan { planner: Planner::CapuchinSwap, ..found })
     };
-    let mut best: Option<(Seconds, Plan)> = None;
+    let mut best: Option<Plan> = None;
     loop {
         meter.spend(3 * order.len() as u64);
         let found = moved(&greedy, budget).into_iter();
-        best = best.into_iter().chain(found).min_by(|a, b| a.0.0.total_cmp(&b.0.0));
+        best = best.into_iter().chain(found).min_by(|a, b| a.seconds.0.total_cmp(&b.seconds.0));
         let total = profile.total(&greedy.runs());
-        let is_least = best.as_ref().is_some_and(|(least, _)| *least <= total);
+        let is_least = best.as_ref().is_some_and(|best| best.seconds <= total);
         if is_least || meter.is_late() || greedy.choose(meter).is_none() {
             break;
         }
     }
-    if let Some((_, plan)) = best {
+    if let Some(plan) = best {
         return Ok(plan);
     }
     // The peak never rose.
     let lowest = moved(&greedy, greedy.curve.peak)
-        .map_or_else(|| Plan::of_runs(Planner::CapuchinSwap, greedy.runs()), |(_, plan)| plan);
+        .unwrap_or_else(|| instance.plan(Planner::CapuchinSwap, greedy.runs()));
     if meter.is_late() {
-        return Err(NotFound::error(instance, budget, (greedy.tried, lowest)));
+        return Err(NotFound::error(budget, (greedy.tried, lowest)));
     }
     Err(PlanError::infeasible(instance, budget, lowest))
 }
@@ -90,7 +90,7 @@ impl Swap {
 fn hidden(instance: Instance<'_>, route: Route, meter: &mut Meter<'_>) -> Vec<NodeId> {
     let Instance { graph, profile, order } = instance;
     meter.spend(2 * order.len() as u64);
-    let curve = instance.simulate(order).curve;
+    let curve = instance.simulate(&order.into()).curve;
     let table = access_profile(graph, profile, order, &curve, None);
     let mut start: SecondaryMap<NodeId, f64> = SecondaryMap::new();
     let mut now = 0.0;

@@ -151,8 +151,9 @@ impl Chain {
     /// The figures of each block, in bytes beyond the static ones.
     fn blocks(&self, graph: &Graph, profile: &Profile, order: &[NodeId]) -> Blocks {
         let resting = graph.static_bytes();
-        let lives = liveness(graph, profile, order);
-        let curve = memory_curve(graph, profile, order, &lives);
+        let unplanned = order.into();
+        let lives = liveness(graph, profile, &unplanned);
+        let curve = memory_curve(graph, profile, &unplanned, &lives);
         let mut blocks = Blocks::new(
             self.length,
             Bytes((curve.peak.saturating_sub(resting).0 / SLOTS as u64).max(1)),

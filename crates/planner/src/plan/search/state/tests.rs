@@ -124,7 +124,7 @@ struct Tally {
 fn is_true(graph: &Graph, profile: &Profile, state: &mut State, tally: &mut Tally) {
     let problem = state.problem;
     let runs = sequence(problem, &state.events());
-    let simulated = ByteCount::of(simulate(graph, profile, &runs).curve.peak);
+    let simulated = ByteCount::of(simulate(graph, profile, &(&runs).into()).curve.peak);
     let extra = cost(profile, &runs) - problem.total;
     assert!(
         state.peak() >= simulated,
@@ -160,8 +160,9 @@ fn is_true(graph: &Graph, profile: &Profile, state: &mut State, tally: &mut Tall
     } else {
         tally.changed += 1;
         tally.cheaper += usize::from(cost(profile, &again) < cost(profile, &runs));
-        tally.higher +=
-            usize::from(ByteCount::of(simulate(graph, profile, &again).curve.peak) > simulated);
+        tally.higher += usize::from(
+            ByteCount::of(simulate(graph, profile, &(&again).into()).curve.peak) > simulated,
+        );
     }
 }
 

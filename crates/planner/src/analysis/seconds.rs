@@ -5,21 +5,24 @@
 
 use cranelift_entity::SecondaryMap;
 
-use crate::analysis::moves::{Motion, Move, crossing};
+use crate::analysis::crossing::crossing;
+use crate::analysis::sequence::{Action, Motion, Sequence};
 use crate::graph::Graph;
-use crate::id::{NodeId, StorageId};
+use crate::id::StorageId;
 use crate::machine::{Route, steady};
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
 
-/// Seconds of one step of `runs` with `moves`, in rising order, over a route.
-pub fn seconds_with(
-    graph: &Graph,
-    profile: &Profile,
-    runs: &[NodeId],
-    moves: &[Move],
-    route: Route,
-) -> Seconds {
+/// Seconds of one step of a sequence; what it moves goes over the machine's fastest lanes, and
+/// takes no time where there are none.
+pub fn seconds(graph: &Graph, profile: &Profile, sequence: &Sequence) -> Seconds {
+    let route = profile.hierarchy.main_route().filter(|_| sequence.has_moves());
+    let Some(route) = route else { return profile.total(&sequence.runs()) };
+    over(route, graph, profile, sequence)
+}
+
+/// The same over a route.
+fn over(route: Route, graph: &Graph, profile: &Profile, sequence: &Sequence) -> Seconds {
     let block = profile.hierarchy.tiers[route.tier].block.0.max(1);
     let link = |lane| profile.hierarchy.lanes[lane].link;
     let links = [link(route.out), link(route.back)];
@@ -27,7 +30,8 @@ pub fn seconds_with(
         let bytes: Bytes = graph.storages()[storage].align_up(block);
         links.map(|link| link.seconds(bytes).0)
     };
-    let crossing = crossing(graph, runs, moves);
+    let moves = sequence.moves();
+    let crossing = crossing(graph, sequence);
     let seconds = steady(|before| {
         let mut clock = Clock::default();
         for (next, &arrives) in crossing.iter().map(|&index| &moves[index]).zip(before) {
@@ -35,22 +39,17 @@ pub fn seconds_with(
             clock.free[way] = clock.free[way].max(arrives);
             clock.under_way[way][next.storage] = Some(arrives);
         }
-        let left_by = crossing.iter().map(|&index| &moves[index]);
-        let mut moves = moves.iter().peekable();
-        for (position, &node) in (0..).zip(runs) {
-            while let Some(next) = moves.next_if(|next| next.before <= position) {
-                clock.moved(next, seconds_of(next.storage));
+        for action in sequence.actions() {
+            match *action {
+                Action::Run(node) => {
+                    graph.reads(node).iter().for_each(|&storage| clock.wait(1, storage));
+                    clock.now += profile.seconds[node].0;
+                }
+                Action::Move(storage, motion) => clock.moved(storage, motion, seconds_of(storage)),
             }
-            for &storage in graph.reads(node) {
-                clock.wait(1, storage);
-            }
-            clock.now += profile.seconds[node].0;
-        }
-        for next in moves {
-            clock.moved(next, seconds_of(next.storage));
         }
         graph.output_storages().for_each(|storage| clock.wait(1, storage));
-        let left = left_by.map(|next| {
+        let left = crossing.iter().map(|&index| &moves[index]).map(|next| {
             let arrives = clock.under_way[way(next.motion)][next.storage];
             (arrives.unwrap_or(0.0) - clock.now).max(0.0)
         });
@@ -83,12 +82,12 @@ impl Clock {
         }
     }
 
-    fn moved(&mut self, next: &Move, seconds: [f64; 2]) {
-        let way = way(next.motion);
-        if next.motion == Motion::Release {
-            return self.wait(way, next.storage);
+    fn moved(&mut self, storage: StorageId, motion: Motion, seconds: [f64; 2]) {
+        let way = way(motion);
+        if motion == Motion::Release {
+            return self.wait(way, storage);
         }
         self.free[way] = self.now.max(self.free[way]) + seconds[way];
-        self.under_way[way][next.storage] = Some(self.free[way]);
+        self.under_way[way][storage] = Some(self.free[way]);
     }
 }

@@ -1,0 +1,117 @@
+//! What a step does, in order. Invariant: what is done a second time stands in a sequence a second
+//! time, and there is no other notion of recomputation; whoever reads a sequence matches every
+//! action that there is.
+//!
+//! A storage that is offloaded stays on the device until it is released; one that is released
+//! without having been offloaded is in the tier below at this very version already. What is kept
+//! from step to step may be away when the sequence begins: then its first move is a prefetch.
+
+use crate::id::{NodeId, StorageId};
+
+/// One action of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// Runs a node; if it ran before, recomputes it.
+    Run(NodeId),
+    /// Moves a storage between the device and the tier below.
+    Move(StorageId, Motion),
+}
+
+/// What happens to a storage that moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Motion {
+    /// Begins to copy it into the tier below; it stays on the device.
+    Offload,
+    /// Waits until the tier below has it, and gives its memory on the device back.
+    Release,
+    /// Takes memory on the device for it, and begins to bring it back; the next run that reads it
+    /// waits for it.
+    Prefetch,
+}
+
+/// A move by its place among the runs of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Move {
+    /// The position of the run before which it happens; the number of runs for what happens after
+    /// the last one.
+    pub before: u32,
+    /// What moves.
+    pub storage: StorageId,
+    /// What happens to it.
+    pub motion: Motion,
+}
+
+/// Actions in the order in which they are done.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Sequence {
+    actions: Vec<Action>,
+}
+
+impl Sequence {
+    /// These runs in this order, with `moves`, in rising order, between them.
+    pub fn with_moves(runs: &[NodeId], moves: &[Move]) -> Sequence {
+        let mut actions = Vec::with_capacity(runs.len() + moves.len());
+        let mut moves = moves.iter().peekable();
+        let action = |next: &Move| Action::Move(next.storage, next.motion);
+        for (position, &node) in (0..).zip(runs) {
+            while let Some(next) = moves.next_if(|next| next.before <= position) {
+                actions.push(action(next));
+            }
+            actions.push(Action::Run(node));
+        }
+        actions.extend(moves.map(action));
+        Sequence { actions }
+    }
+
+    /// All that it does.
+    pub fn actions(&self) -> &[Action] {
+        &self.actions
+    }
+
+    /// The nodes that it runs, in order.
+    pub fn runs(&self) -> Vec<NodeId> {
+        let run = |action: &Action| match action {
+            Action::Run(node) => Some(*node),
+            Action::Move(..) => None,
+        };
+        self.actions.iter().filter_map(run).collect()
+    }
+
+    /// What it moves, in order.
+    pub fn moves(&self) -> Vec<Move> {
+        let (mut before, mut moves) = (0, Vec::new());
+        for action in &self.actions {
+            match *action {
+                Action::Run(_) => before += 1,
+                Action::Move(storage, motion) => moves.push(Move { before, storage, motion }),
+            }
+        }
+        moves
+    }
+
+    /// Whether it moves anything.
+    pub fn has_moves(&self) -> bool {
+        self.actions.iter().any(|action| match action {
+            Action::Run(_) => false,
+            Action::Move(..) => true,
+        })
+    }
+}
+
+impl From<&[NodeId]> for Sequence {
+    fn from(runs: &[NodeId]) -> Sequence {
+        Sequence { actions: runs.iter().copied().map(Action::Run).collect() }
+    }
+}
+
+impl From<&Vec<NodeId>> for Sequence {
+    fn from(runs: &Vec<NodeId>) -> Sequence {
+        runs[..].into()
+    }
+}
+
+impl From<Vec<NodeId>> for Sequence {
+    fn from(runs: Vec<NodeId>) -> Sequence {
+        runs[..].into()
+    }
+}
