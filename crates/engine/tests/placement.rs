@@ -262,6 +262,29 @@ fn a_run_goes_on_from_what_another_one_saved() {
     }
 }
 
+/// Weights of which one is damaged leave the session as it was, those before the damage included.
+#[test]
+fn damaged_weights_change_nothing() {
+    let step = step();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("weights");
+    let mut session = with_memory_enough(&step);
+    let mut data = data(&step);
+    session.step(&mut data).unwrap();
+    weights::save(&path, &session, &step.name).unwrap();
+    session.step(&mut data).unwrap();
+    let before = kept(&session);
+    let saved = std::fs::read(&path).unwrap();
+    for at in [saved.len() / 2, saved.len() - 1] {
+        let mut damaged = saved.clone();
+        damaged[at] ^= 1;
+        std::fs::write(&path, damaged).unwrap();
+        let refused = weights::load(&path, &mut session, &step.name).unwrap_err();
+        assert!(refused.to_string().contains("is damaged"), "{refused}");
+        assert_eq!(kept(&session), before);
+    }
+}
+
 #[test]
 fn what_has_no_room_is_refused_with_what_would_do() {
     let step = step();

@@ -152,6 +152,25 @@ fn an_output_of_another_shape_or_type_is_refused() {
     }
 }
 
+#[test]
+fn a_factor_that_is_no_finite_number_is_refused() {
+    let mut calls = 0;
+    for graph in goldens() {
+        for (id, operator) in known(&graph).filter(|&(_, operator)| operator == Operator::Addmm) {
+            for name in ["alpha", "beta"] {
+                for number in ["inf", "-inf", "nan"] {
+                    let kwargs = [(name.to_string(), Argument::Text(number.to_string()))];
+                    let call = TypedCall { kwargs: &kwargs, ..graph.call(id) };
+                    let refused = operator.conform(&call);
+                    assert!(matches!(refused, Err(Unsuited::Keyword { .. })), "{refused:?}");
+                    calls += 1;
+                }
+            }
+        }
+    }
+    assert!(calls > 0);
+}
+
 /// Shape and type of the first output of a call of constants alone.
 fn made(operator: Operator, args: &[Argument], dtype: Option<&str>) -> Option<(Vec<u64>, DType)> {
     struct NoTensors;
