@@ -1,6 +1,6 @@
 //! What a step does, in order. Invariant: what is done a second time stands in a sequence a second
-//! time, and there is no other notion of recomputation; whoever reads a sequence matches every
-//! action that there is.
+//! time, and there is no other notion of recomputation; code that reads a sequence matches every
+//! kind of action, without a wildcard.
 //!
 //! A storage that is offloaded stays on the device until it is released; one that is released
 //! without having been offloaded is in the tier below at this very version already. What is kept

@@ -143,7 +143,7 @@ impl Sequences<'_> {
         meter: &Meter<'_>,
     ) -> Vec<Vec<NodeId>> {
         let mut sequences = vec![self.instance.order.to_vec()];
-        sequences.extend(known.map(|known| known.runs()));
+        sequences.extend(known.map(Plan::runs));
         let lowest =
             search.lowest(&meter.round(self.instance.order.len() as u64 * WORK_OF_A_LEVEL, SEARCH));
         sequences.push(lowest.runs());
@@ -259,26 +259,24 @@ impl Sequences<'_> {
     /// moves then is chosen anew.
     fn recompute_less(&self, best: &mut Plan, leg: Leg, meter: &mut Meter<'_>) {
         let (hidden, budget) = (self.hidden(), leg.budget);
-        let mut held = best.runs();
-        let work = leg.work(&held, meter);
+        let work = leg.work(&best.runs(), meter);
         let mut spares = SPARE.iter();
         while let Some(spare) = spares.next() {
             if leg.is_over(meter) {
                 break;
             }
-            let spare = Bytes((hidden * spare) as u64);
+            let (runs, spare) = (best.runs(), Bytes((hidden * spare) as u64));
             let moved = match spare {
                 Bytes::ZERO => Some(best.clone()),
-                spare => self.moved_in(leg, &held, budget.saturating_sub(spare), meter),
+                spare => self.moved_in(leg, &runs, budget.saturating_sub(spare), meter),
             };
             let Some(moved) = moved else { continue };
-            let away = self.away(&held, &moved);
+            let away = self.away(&runs, &moved);
             meter.spend(work);
             let effort = meter.round(work, LEG);
-            let runs = plan::relieved(self.instance, &held, &away, budget, &effort);
-            let next = self.moved_in(leg, &runs, budget, meter);
+            let fewer = plan::relieved(self.instance, &runs, &away, budget, &effort);
+            let next = self.moved_in(leg, &fewer, budget, meter);
             if improve(best, next) {
-                held = runs;
                 spares = SPARE.iter();
             }
         }

@@ -35,6 +35,12 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// A sequence as the plan of a planner, simulated.
+    pub fn new(graph: &Graph, profile: &Profile, planner: Planner, sequence: Sequence) -> Plan {
+        let Simulation { curve, seconds } = simulate(graph, profile, &sequence);
+        Plan { planner, sequence, peak: curve.peak, seconds }
+    }
+
     /// The nodes that it runs, in order.
     pub fn runs(&self) -> Vec<NodeId> {
         self.sequence.runs()
@@ -79,9 +85,7 @@ impl<'a> Instance<'a> {
 
     /// A sequence as the plan of a planner.
     pub fn plan(&self, planner: Planner, sequence: impl Into<Sequence>) -> Plan {
-        let sequence = sequence.into();
-        let Simulation { curve, seconds } = simulate(self.graph, self.profile, &sequence);
-        Plan { planner, sequence, peak: curve.peak, seconds }
+        Plan::new(self.graph, self.profile, planner, sequence.into())
     }
 
     /// A plan, if it fits a budget, and otherwise the refusal that it is the lowest one known.

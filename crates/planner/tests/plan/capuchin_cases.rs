@@ -18,7 +18,7 @@ use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::id::{NodeId, StorageId, ValueId};
 use tightfit::machine::Machine;
 use tightfit::plan::published::capuchin::{Candidate, Explanation, Figures, Rule, explain};
-use tightfit::plan::{self, Instance, PlanError, Planner};
+use tightfit::plan::{self, Instance, Plan, PlanError, Planner};
 use tightfit::profile::Profile;
 use tightfit::schedule::{Lowering, lower};
 use tightfit::tensor::DType;
@@ -129,7 +129,7 @@ impl Case {
     /// Peak, the node where it is reached first, and milliseconds of a sequence, all from the
     /// checker.
     fn run(&self, runs: &[NodeId]) -> (u64, String, f64) {
-        let plan = Instance::new(&self.graph, &self.profile, runs).unplanned(Planner::Capuchin);
+        let plan = Plan::new(&self.graph, &self.profile, Planner::Capuchin, runs.into());
         let schedule =
             lower(&self.graph, &self.profile, &plan, &Lowering::to(Goal::Within(Bytes::LIMIT)));
         let timeline = check(&self.graph, &self.profile, &schedule, schedule.slab).unwrap();

@@ -24,7 +24,7 @@ use crate::plan::offload::choice::{Choice, cover, prune};
 use crate::plan::offload::idle::Course;
 use crate::plan::offload::lanes::{Border, Missing, Played, play};
 use crate::plan::quantity::ByteCount;
-use crate::plan::{Instance, Plan, Planner};
+use crate::plan::{Plan, Planner};
 use crate::profile::Profile;
 use crate::units::Bytes;
 
@@ -251,14 +251,14 @@ impl<'a> Offloading<'a> {
     /// None where they would take more than so many seconds.
     fn simulated(&self, choice: &Choice, budget: Bytes, enough: f64) -> Simulated {
         let &Offloading { graph, profile, runs, ref course, crossing } = self;
-        let instance = Instance::new(graph, profile, runs);
         let writes = course.writes(&choice.is_chosen);
         let least = course.elapsed[runs.len()];
         let simulate = |Played { moves, seconds, missing }: Played| {
             if seconds > enough * (1.0 + ALMOST) {
                 return (None, missing);
             }
-            let plan = instance.plan(Planner::Offload, Sequence::with_moves(runs, &moves));
+            let sequence = Sequence::with_moves(runs, &moves);
+            let plan = Plan::new(graph, profile, Planner::Offload, sequence);
             ((plan.peak <= budget).then_some(plan), missing)
         };
         let play = |border| simulate(play(course, &choice.is_chosen, &writes, budget, border));
