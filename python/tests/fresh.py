@@ -33,20 +33,24 @@ IMPORTED = [
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(IMPORTED)
+# CUDA does not work in a forked process if an import has so much as counted the devices.
+_apart = multiprocessing.get_context("spawn")
 
 
 class Fresh:
     """A process that does what `python WORDS…` would: a script with arguments, or `-c` and a program.
 
-    Its standard input and output are pipes, as text; its standard error is kept in a file.
+    Its standard input and output are pipes, as text; its standard error is kept in a file. One that is not forked imports
+    everything itself.
     """
 
-    def __init__(self, *words: str, folder: Path = HERE, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, *words: str, folder: Path = HERE, environment: dict[str, str] | None = None,
+                 is_forked: bool = True) -> None:
         self.errors = tempfile.TemporaryFile("w+")
         (theirs_in, ours_in), (ours_out, theirs_out) = os.pipe(), os.pipe()
         streams = [_Descriptor(number) for number in (theirs_in, theirs_out, self.errors.fileno())]
         wanted = dict(os.environ) if environment is None else environment
-        self.process = _context.Process(target=_become, args=(words, str(folder), wanted, streams))
+        self.process = (_context if is_forked else _apart).Process(target=_become, args=(words, str(folder), wanted, streams))
         self.process.start()
         os.close(theirs_in)
         os.close(theirs_out)

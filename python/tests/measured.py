@@ -87,12 +87,22 @@ class Loop:
         if options.limit is not None:
             whole = torch.cuda.get_device_properties(self.device).total_memory
             torch.cuda.set_per_process_memory_fraction(options.limit / whole, self.device.index or 0)
-        self.work = zoo.build(options.name, tiny=options.tiny, seed=options.seed, device=self.device)
+        # Addresses are planned only where nothing is on the device yet.
+        is_placed = options.mode == "tightfit" and json.loads(options.more).get("addresses", False)
+        self.work = zoo.build(options.name, tiny=options.tiny, seed=options.seed,
+                              device="cpu" if options.moved else self.device)
         make = OPTIMIZERS.get(options.optimizer)
         self.optimizer = make(self.work.model.parameters()) if make else None
         prepare(self.work, options, self.optimizer)
+        self.work.model.to(self.device)
+        # The package's own allocator counts itself: PyTorch has no figures of it.
+        self.native = zoo.use_tightfit()._native.Addresses(self.device.index or 0) if is_placed else None
         self.done = 0
         self.counted = options.counted
+        # On CUDA the most bytes, allocated and reserved, before the statistics were last reset: counting does that too.
+        self.highest = (0, 0)
+        if self.counted and self.device.type == "cuda" and self.native is None:
+            self._watch()
         torch.manual_seed(options.seed + 1)
 
     def step(self, digests: bool) -> dict[str, Any]:
@@ -123,8 +133,23 @@ class Loop:
 
     def settle(self) -> None:
         """Gives back what CUDA's allocator keeps and nothing uses."""
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and self.native is None:
             torch.cuda.empty_cache()
+
+    def _watch(self) -> None:
+        """Whoever resets CUDA's statistics, the most bytes before are known."""
+        reset = torch.cuda.reset_peak_memory_stats
+
+        def kept(device: Any = None) -> None:
+            self.highest = self._figures()
+            reset(device)
+
+        torch.cuda.reset_peak_memory_stats = kept
+
+    def _figures(self) -> tuple[int, int]:
+        allocated, reserved = self.highest
+        return (max(allocated, torch.cuda.max_memory_allocated(self.device)),
+                max(reserved, torch.cuda.max_memory_reserved(self.device)))
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
@@ -133,8 +158,12 @@ class Loop:
     def _reset(self) -> int | None:
         if not self.counted:
             return None
+        if self.native is not None:
+            self.native.reset_peak()
+            return self.native.counters()["reserved"]
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
+            self.highest = (0, 0)
             return torch.cuda.memory_allocated(self.device)
         allocator.reset_peak()
         return allocator.current()
@@ -142,12 +171,16 @@ class Loop:
     def _peak(self) -> int | None:
         if not self.counted:
             return None
-        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else allocator.peak()
+        if self.native is not None:
+            return self.native.counters()["peak"]
+        if self.device.type == "cuda":
+            return self._figures()[0]
+        return allocator.peak()
 
     def _reserved(self) -> int | None:
         """The most bytes that the allocator took of the device; on a processor it keeps nothing for later."""
-        if self.counted and self.device.type == "cuda":
-            return torch.cuda.max_memory_reserved(self.device)
+        if self.counted and self.native is None and self.device.type == "cuda":
+            return self._figures()[1]
         return self._peak()
 
 
@@ -226,7 +259,7 @@ class Worker:
                 words += [f"--{key}"] if value else [f"--no-{key}"] if key in ("counted", "digests") else []
             elif value is not None:
                 words += [f"--{key}", str(value)]
-        self.process = Fresh(*words)
+        self.process = Fresh(*words, is_forked=not str(options.get("device", "cpu")).startswith("cuda"))
         self.report = self._read()
 
     def _read(self) -> dict[str, Any]:
@@ -258,7 +291,7 @@ class Worker:
 
 def measure(name: str, mode: str, **options: Any) -> dict[str, Any]:
     """The report of a run in a fresh process: `budget`, `share`, `steps`, `seed`, `optimizer`, `tiny`, `counted`,
-    `digests`, `device`, `limit`, `deterministic`, `more`.
+    `digests`, `device`, `moved`, `limit`, `deterministic`, `more`.
 
     A run that raised has `error`, `message` and the exception's figures instead.
     """
@@ -291,6 +324,7 @@ def main() -> None:
     parser.add_argument("--counted", action=argparse.BooleanOptionalAction, default=True, help="count bytes")
     parser.add_argument("--digests", action=argparse.BooleanOptionalAction, default=True, help="what steps computed")
     parser.add_argument("--device", default="cpu", help="where the model is: cpu, cuda, cuda:1")
+    parser.add_argument("--moved", action="store_true", help="the model is made and compiled on the CPU, and moved then")
     parser.add_argument("--limit", type=int, help="bytes that CUDA's allocator may take of the device")
     parser.add_argument("--deterministic", action="store_true", help="algorithms that give the same bits each time")
     parser.add_argument("--more", default="{}", help="further options of tightfit.compile, as JSON")

@@ -68,7 +68,9 @@ class Loop:
 
     def __init__(self, options: argparse.Namespace) -> None:
         torch.manual_seed(0)
+        self.device = torch.device(options.device)
         self.work = OWN[options.name]() if options.name in OWN else zoo.build(options.name, tiny=True)
+        self.work.model.to(self.device)
         self.model = self.work.model
         self.optimizer = OPTIMIZERS[options.optimizer](self.model.parameters())
         budget = int(options.budget) if options.budget.isdecimal() else options.budget
@@ -92,11 +94,20 @@ class Loop:
             return [plan.peak for plan in self.whole.plans]
         return [plan.peak for plan in zoo.use_tightfit().plans(self.model)]
 
+    def _reset(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        else:
+            allocator.reset_peak()
+
+    def _peak(self) -> int:
+        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else allocator.peak()
+
     def step(self) -> dict[str, Any]:
         """One training step."""
-        batch = self.work.batch(self.done)
+        batch = {name: tensor.to(self.device) for name, tensor in self.work.batch(self.done).items()}
         self.done += 1
-        allocator.reset_peak()
+        self._reset()
         began = time.perf_counter()
         if self.whole is not None:
             loss = self.whole(**batch)
@@ -108,7 +119,7 @@ class Loop:
         seconds = time.perf_counter() - began
         states = self.optimizer.state_dict()["state"]
         return {
-            "peak": allocator.peak(), "seconds": seconds, "loss": loss.item(),
+            "peak": self._peak(), "seconds": seconds, "loss": loss.item(),
             "generator": digest(torch.get_rng_state()),
             "tensors": {name: digest(tensor) for name, tensor in self.model.state_dict().items()},
             "states": {f"{index} {name}": digest(item) if isinstance(item, torch.Tensor) else item
@@ -129,14 +140,15 @@ def _report(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(name: str, mode: str, **options: Any) -> dict[str, Any]:
-    """The report of a run in a fresh process: `budget`, `optimizer`, `steps`, `first`, `load`, `save`, `offload`.
+    """The report of a run in a fresh process: `budget`, `optimizer`, `steps`, `first`, `load`, `save`, `offload`,
+    `device`.
 
     A run that raised has `error`, `message` and the exception's figures instead.
     """
     words = [str(Path(__file__).resolve()), name, "--mode", mode]
     for key, value in options.items():
         words += [f"--{key}", str(value)]
-    done = fresh.run(*words)
+    done = fresh.run(*words, is_forked=not str(options.get("device", "cpu")).startswith("cuda"))
     if done.returncode != 0:
         raise RuntimeError(f"the measuring process ended with {done.returncode}:\n{done.stderr[-4000:]}")
     return json.loads(done.stdout)
@@ -164,12 +176,15 @@ def main() -> None:
     parser.add_argument("--load", default="")
     parser.add_argument("--offload", default="", help="bytes of the tier, where there is one")
     parser.add_argument("--save", default="")
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     # What else is printed in this process goes where errors go.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     torch.set_num_threads(2)
-    allocator.install()
+    torch.use_deterministic_algorithms(torch.device(options.device).type == "cuda", warn_only=True)
+    if torch.device(options.device).type == "cpu":
+        allocator.install()
     try:
         answer = _report(options)
     except Exception as error:  # noqa: BLE001: whatever it is, it is the answer

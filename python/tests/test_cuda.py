@@ -102,6 +102,19 @@ def test_libraries_keep_workspaces_on_cuda_alone():
     assert libraries(CUDA) > 2 << 20
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a device tells by itself")
+def test_workspaces_are_those_that_the_environment_asks_for(monkeypatch):
+    for name in ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE", "TORCH_CUBLASLT_UNIFIED_WORKSPACE"):
+        monkeypatch.delenv(name, raising=False)
+    assert libraries(CUDA) == 2 * (33 << 20), "what two threads keep on an H100"
+    monkeypatch.setenv("CUBLASLT_WORKSPACE_SIZE", "2048")
+    assert libraries(CUDA) == 2 * (34 << 20)
+    monkeypatch.setenv("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "1")
+    assert libraries(CUDA) == 2 * (32 << 20)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:2:16:8")
+    assert libraries(CUDA) == 2 * (2 * (4 << 20) + 8 * (16 << 10))
+
+
 def test_a_number_of_the_processor_may_take_part_in_what_runs_on_cuda():
     with FakeTensorMode():
         there, number = torch.empty(2, device=CUDA), torch.tensor(0.5)

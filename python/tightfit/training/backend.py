@@ -23,6 +23,8 @@ from .dynamo import admit
 from .execution import Step
 from .joint import Argument, Joint, is_tensor, path
 from .ledger import Ledger
+from .masks import leave_out
+from .normalization import captured
 from .settings import Settings, device_of
 
 
@@ -62,6 +64,7 @@ class Backend:
                                "dynamic=False to torch.compile, call torch._dynamo.reset() if the model was compiled without "
                                "it before, and mark no dimension as dynamic")
         admit(module)
+        leave_out(module)
         if self.model is not None:
             unsharded(self.model, "tightfit.compile")
         arguments = [_argument(node, example) for node, example in
@@ -72,7 +75,7 @@ class Backend:
         device = device_of(tensors)
         outside = _outside(self.model, tensors, device)
         # Loops call `backward` outside of autocast, and then eager's backward pass casts nothing by itself.
-        with torch._functorch.config.patch(backward_pass_autocast="off"):
+        with torch._functorch.config.patch(backward_pass_autocast="off"), captured():
             if self.settings.fused:
                 from .fused import fused  # it loads Inductor
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,8 +37,8 @@ _SECONDS, _LEAST, _MOST = 0.004, 2, 12
 _REFUSALS = (RuntimeError, TypeError, ValueError, LookupError, AssertionError, ArithmeticError)
 # What CUDA's caching allocator rounds sizes up to.
 _BLOCK = 512
-# The largest workspace that cuBLAS has by default, where PyTorch does not tell.
-_WORKSPACE = 32 << 20
+# The largest workspaces that cuBLAS and cuBLASLt have by default, where PyTorch does not tell.
+_CUBLAS, _CUBLASLT = 32 << 20, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -119,16 +120,33 @@ def block(size: int, device: torch.device) -> int:
 
 
 def libraries(device: torch.device) -> int:
-    """Bytes that libraries keep on a device once they were called: cuBLAS and cuBLASLt have a workspace each for each
-    thread that calls them, and forward and backward pass are two; they may share it, which is not counted on."""
-    if device.type != "cuda":
+    """Bytes that libraries keep on a device once they were called: each thread that calls cuBLAS has a workspace there, and
+    one for cuBLASLt; forward and backward pass are two threads. Sizes are those of aten/src/ATen/cuda/CublasHandlePool.cpp."""
+    return 2 * (_cublas(device) + _cublaslt(device)) if device.type == "cuda" else 0
+
+
+def _cublas(device: torch.device) -> int:
+    """Bytes of a workspace of cuBLAS: pairs of KiB and a count, as in `:4096:8`, or the largest default of any device."""
+    size = getattr(torch._C, "_cuda_getCublasWorkspaceSize", None)
+    if size is not None and torch.cuda.is_available():  # a model of fake tensors is planned without a device
+        with _current(device):
+            return size()
+    pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    return sum(int(size) * int(count) << 10 for size, count in pairs) if pairs else _CUBLAS
+
+
+def _cublaslt(device: torch.device) -> int:
+    """Bytes of a workspace of cuBLASLt. Since releases differ in whether it lies in that of cuBLAS unless PyTorch is told
+    to keep it apart, its default size counts anyway."""
+    told = os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE")
+    given = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
+    size = getattr(torch._C, "_cuda_getCublasLtWorkspaceSize", None)
+    if told == "1":
         return 0
-    names = ("_cuda_getCublasWorkspaceSize", "_cuda_getCublasLtWorkspaceSize")
-    sizes = [getattr(torch._C, name, None) for name in names]
-    if None in sizes or not torch.cuda.is_available():  # a model of fake tensors is planned without a device
-        return 2 * len(names) * _WORKSPACE
-    with _current(device):
-        return 2 * sum(size() for size in sizes)
+    if told == "0" and size is not None and torch.cuda.is_available():
+        with _current(device):
+            return size()
+    return int(given) << 10 if given.isdecimal() else _CUBLASLT
 
 
 def _current(device: torch.device) -> contextlib.AbstractContextManager[Any]:

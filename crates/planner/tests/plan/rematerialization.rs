@@ -261,3 +261,14 @@ fn exact_repeats_as_few_nodes_as_the_memory_allows() {
     plans(LAYERS, Planner::Exact, 500, expect!["0.a 1.b 2.c 3.d gd gc 0.a 1.b gb 0.a ga"]);
     plans(LAYERS, Planner::Exact, 400, expect!["reaches 500"]);
 }
+
+/// What reads a storage may run again until that is overwritten, right in front of the one that
+/// overwrites it too: before that, `b` and `c` are in its place.
+#[test]
+fn a_node_runs_again_right_in_front_of_what_overwrites_its_source() {
+    let text = "a: w; u: a; b+c: u; d: b c | v!: w a d";
+    for planner in [Planner::Auto, Planner::Exact] {
+        plans(text, planner, 500, expect!["a u b+c d a v"]);
+        plans(text, planner, 499, expect!["reaches 500"]);
+    }
+}

@@ -1,0 +1,63 @@
+"""cuDNN's batch normalization, captured as itself.
+
+Invariant: while a step is captured, and only in the thread that captures it, what eager mode would run by cuDNN is recorded
+as an operator that PyTorch runs by cuDNN; otherwise PyTorch is what it was.
+
+`cudnn_batch_norm` writes running statistics without saying so, and when PyTorch traces it, it therefore takes the native
+kernel in its place (torch/_decomp/decompositions.py), whose results differ by rounding. `_batch_norm_with_update` says what
+it writes, and takes cuDNN's kernel where `cudnn_batch_norm` would be taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+_OPERATOR = aten.cudnn_batch_norm.default
+_KEY = torch._C.DispatchKey.Autograd
+_lock = threading.Lock()
+_here = threading.local()
+
+
+@contextlib.contextmanager
+def captured() -> Iterator[None]:
+    """Within it, this thread's captures record cuDNN's batch normalization as cuDNN's."""
+    _replace()
+    before = getattr(_here, "is_capturing", False)
+    _here.is_capturing = True
+    try:
+        yield
+    finally:
+        _here.is_capturing = before
+
+
+def _replace() -> None:
+    """Puts the choice in front of what PyTorch traces, once."""
+    with _lock:
+        native = _OPERATOR.py_kernels.get(_KEY)
+        if native is not None and not getattr(native, "is_choice", False):
+            _OPERATOR.py_kernels[_KEY] = _choice(native)
+            _OPERATOR._dispatch_cache.clear()
+
+
+def _choice(native: Callable[..., Any]) -> Callable[..., Any]:
+    """cuDNN's kernel in a thread that captures a training step, and else `native`."""
+
+    def normalized(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,  # noqa: A002: PyTorch's name
+                   running_mean: torch.Tensor | None, running_var: torch.Tensor | None, training: bool,
+                   exponential_average_factor: float, epsilon: float) -> tuple[torch.Tensor, ...]:
+        # Without a device, nothing tells how much cuDNN saves for the backward pass.
+        is_whole = getattr(_here, "is_capturing", False) and torch.cuda.is_available()
+        if not (is_whole and training and running_mean is not None):
+            return native(input, weight, bias, running_mean, running_var, training, exponential_average_factor, epsilon)
+        return aten._batch_norm_with_update.default(input, weight, bias, running_mean, running_var,
+                                                    exponential_average_factor, epsilon)
+
+    normalized.is_choice = True
+    return normalized
