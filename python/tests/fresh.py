@@ -10,7 +10,9 @@ are imported is as it was at the first call.
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import multiprocessing
+import multiprocessing.forkserver
 import multiprocessing.reduction
 import os
 import runpy
@@ -50,6 +52,8 @@ class Fresh:
         (theirs_in, ours_in), (ours_out, theirs_out) = os.pipe(), os.pipe()
         streams = [_Descriptor(number) for number in (theirs_in, theirs_out, self.errors.fileno())]
         wanted = dict(os.environ) if environment is None else environment
+        if is_forked:
+            _serve()
         self.process = (_context if is_forked else _apart).Process(target=_become, args=(words, str(folder), wanted, streams))
         self.process.start()
         os.close(theirs_in)
@@ -114,6 +118,20 @@ def run(*words: str, timeout: float | None = 1800, **options: Any) -> subprocess
     done = subprocess.CompletedProcess(list(words), code, printed, process.said())
     process.close()
     return done
+
+
+@functools.cache
+def _serve() -> None:
+    """Starts the process that others are forked from. Before Python 3.13 it has not the path of this one, and passes over
+    what it does not find."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [before])])
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        del os.environ["PYTHONPATH"]
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
 
 
 class _Descriptor:

@@ -5,6 +5,8 @@ Invariant: expected bytes are sums of sizes written here, never what the allocat
 Tier: quick with a part of the cases, 2 s; full with all of them.
 """
 
+import os
+
 import allocator
 import fresh
 import measured
@@ -84,6 +86,13 @@ def test_without_a_compiler_the_reason_is_said(monkeypatch):
     assert "no C++ compiler" in allocator.unavailable()
     with pytest.raises(allocator.Unavailable, match="no C\\+\\+ compiler"):
         allocator.build()
+
+
+def test_processes_have_what_was_to_be_imported_for_them():
+    done = fresh.run("-c", "import os, sys; print(*sys.modules); print(os.environ.get('PYTHONPATH', ''))")
+    modules, path = done.stdout.splitlines()
+    assert {"torch", "tightfit", "vector_math", "frozen"} <= set(modules.split())
+    assert path == os.environ.get("PYTHONPATH", "")
 
 
 def test_a_run_is_the_same_in_every_process_and_under_checkpointing():

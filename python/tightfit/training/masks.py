@@ -10,7 +10,9 @@ is traced, so it builds one. With one, PyTorch takes another kernel, slower and 
 
 from __future__ import annotations
 
+import operator
 import os
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +22,15 @@ from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
 _ATTENTION = functional.scaled_dot_product_attention
-_SOURCE = os.path.join("transformers", "masking_utils.py")
+_SOURCE = os.path.join(os.sep, "transformers", "masking_utils.py")
+_CALLER = os.path.join(os.sep, "transformers", "integrations", "sdpa_attention.py")
+# What stands there in the lines that narrow a mask.
+_WINDOW, _CHUNKS = "sliding_window", "chunk_size"
+# `a += b` and `a[b] = c`; `operator.and_` and the like end in `_` and write nothing.
+_IN_PLACE = {getattr(operator, name) for name in (
+    "setitem", "iadd", "iand", "iconcat", "ifloordiv", "ilshift", "imatmul", "imod", "imul", "ior", "ipow", "irshift", "isub",
+    "itruediv", "ixor")}
+_PURE = {operator.and_, operator.or_, operator.not_, operator.is_}
 # Larger masks are left as they are.
 _MOST = 1 << 28
 # Beyond these heads, transformers repeats them in eager mode as well.
@@ -35,7 +45,7 @@ def leave_out(module: fx.GraphModule) -> None:
         mask = node.kwargs.get("attn_mask")
         if len(node.args) != 3 or not isinstance(mask, fx.Node) or node.kwargs.get("is_causal") or node.kwargs.get("enable_gqa"):
             continue
-        if _SOURCE not in (mask.meta.get("stack_trace") or ""):
+        if _SOURCE not in _trace(mask) or _CALLER not in _trace(node) or not _is_transformers_own():
             continue
         shape = _shape(mask)
         lengths = _shape(node.args[0])[-2:-1] + _shape(node.args[1])[-2:-1]
@@ -47,7 +57,8 @@ def leave_out(module: fx.GraphModule) -> None:
             _rewrite(node)
             changed = True
     if changed:
-        module.graph.eliminate_dead_code()
+        # What led to the mask is dead, which AOTAutograd sees for itself. Dynamo's graph still holds calls that write in place
+        # and whose results nobody reads.
         module.recompile()
 
 
@@ -67,11 +78,13 @@ def _shape(node: Any) -> tuple[int, ...]:
 
 
 def _before_repeating(node: fx.Node) -> fx.Node | None:
-    """What `repeat_kv` of transformers repeated: `x[:, :, None].expand(…).reshape(…)`."""
+    """What `repeat_kv` of transformers repeated: `x[:, :, None, :, :].expand(…).reshape(…)`."""
     expanded = _of_method(node, "reshape")
     indexed = _of_method(expanded, "expand")
-    if indexed is None or not indexed.args or not isinstance(source := indexed.args[0], fx.Node):
+    every = slice(None)
+    if indexed is None or indexed.target is not operator.getitem or indexed.args[1] != (every, every, None, every, every):
         return None
+    source = indexed.args[0]
     narrow, wide, repeated = _shape(source), _shape(expanded), _shape(node)
     if len(narrow) != 4 or len(wide) != 5 or len(repeated) != 4 or _shape(indexed) != (*narrow[:2], 1, *narrow[2:]):
         return None
@@ -88,15 +101,38 @@ def _of_method(node: fx.Node | None, name: str) -> fx.Node | None:
 
 def _is_causal(mask: fx.Node) -> bool:
     """Whether a mask is made of constants, and lets each position see itself and those before it."""
-    sources = _sources(mask)
-    if sources is None:
-        return False
     with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
         before = torch.get_rng_state()
-        value = _value(sources)
+        try:
+            sources = _sources(mask)
+            if sources is None or any(_is_kept(node, mask) for node in sources):
+                return False
+            value = _value(sources)
+        except Exception:  # noqa: BLE001: what does not run on its own, such as calls under vmap
+            return False
         is_drawn = not torch.equal(torch.get_rng_state(), before)
         triangle = torch.ones(value.shape[-2:], dtype=torch.bool).tril()
         return not is_drawn and value.dtype == torch.bool and bool((value == triangle).all())
+
+
+def _is_kept(node: fx.Node, mask: fx.Node) -> bool:
+    """Whether transformers makes the mask in eager mode as well: with chunks, and with a window that is no larger than the
+    sequence."""
+    # The line, and below it, in some versions of Python, a mark under the call.
+    line = " ".join(_trace(node).strip().splitlines()[-2:])
+    if _WINDOW in line and node.target is operator.sub:
+        return not isinstance(node.args[1], int) or node.args[1] <= _shape(mask)[-1]
+    return _CHUNKS in line
+
+
+def _is_transformers_own() -> bool:
+    """Whether masks are those of transformers, and not of somebody who registered others."""
+    source = sys.modules.get("transformers.masking_utils")
+    return source is None or source.ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] is source.sdpa_mask
+
+
+def _trace(node: fx.Node) -> str:
+    return node.meta.get("stack_trace") or ""
 
 
 def _value(sources: Sequence[fx.Node]) -> torch.Tensor:
@@ -118,19 +154,33 @@ def _sources(mask: fx.Node) -> list[fx.Node] | None:
             if source not in sources:
                 sources.add(source)
                 pending.append(source)
+    storages = {_storage(node) for node in sources} - {None}
     for node in sources:
         example = node.meta.get("example_value")
         if node.op not in ("call_function", "call_method") or (isinstance(example, torch.Tensor) and example.numel() > _MOST):
             return None
-        if any(_writes(user) for user in [node, *node.users]):
-            return None
+    # A write into a view is a write into what it is a view of.
+    if any(_writes(node) and storages & {_storage(given) for given in node.all_input_nodes} for node in mask.graph.nodes):
+        return None
     return sorted(sources)
 
 
+def _storage(node: fx.Node) -> int | None:
+    example = node.meta.get("example_value")
+    return example.untyped_storage()._cdata if isinstance(example, torch.Tensor) else None
+
+
 def _writes(node: fx.Node) -> bool:
-    """Whether a call may write into what it is given, by its name."""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return "out" in node.kwargs or name == "setitem" or (name.endswith("_") and not name.endswith("__") and name != "and_")
+    """Whether a call may write into what it is given."""
+    target = node.target
+    if node.op not in ("call_function", "call_method") or isinstance(target, torch._ops.HigherOrderOperator):
+        return node.op not in ("placeholder", "get_attr", "output")
+    if target in _PURE:
+        return False
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.is_mutable
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    return "out" in node.kwargs or target in _IN_PLACE or name.endswith("_") and not name.endswith("__")
 
 
 def _on_processor(item: Any) -> Any:
