@@ -122,7 +122,7 @@ def run(*words: str, timeout: float | None = 1800, **options: Any) -> subprocess
 
 @functools.cache
 def _serve() -> None:
-    """Starts the process that others are forked from. Before Python 3.13 it has not the path of this one, and passes over
+    """Starts the process that others are forked from. Python 3.11 does not give it the path of this one, and it passes over
     what it does not find."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [before])])

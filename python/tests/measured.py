@@ -137,7 +137,7 @@ class Loop:
             torch.cuda.empty_cache()
 
     def _watch(self) -> None:
-        """Whoever resets CUDA's statistics, the most bytes before are known."""
+        """Keeps the most bytes that were there before CUDA's statistics are reset."""
         reset = torch.cuda.reset_peak_memory_stats
 
         def kept(device: Any = None) -> None:

@@ -116,7 +116,7 @@ def shifted(length: int) -> torch.Tensor:
 
 
 def seen_through(length: int) -> torch.Tensor:
-    """A write through a view of a view, whose result nobody reads."""
+    """A write through a view of a view, whose result is not read."""
     places = torch.arange(length)
     view = places[1:3].view(2, 1)
     view *= 3
@@ -156,7 +156,7 @@ def test_only_what_was_computed_to_be_causal_is_left_out(mask: Callable[[int], t
 
 
 class Clamped(nn.Module):
-    """Writes in place, with results that nobody reads, around attention whose mask is left out."""
+    """Writes in place, with results that are not read, around attention whose mask is left out."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class Clamped(nn.Module):
         return hidden.pow(2).sum()
 
 
-def test_writes_whose_results_nobody_reads_stay() -> None:
+def test_writes_whose_results_are_not_read_stay() -> None:
     eager, ours = Clamped(), Clamped()
     tightfit.compile(ours, "min")
     for model in (eager, ours):

@@ -58,7 +58,7 @@ def leave_out(module: fx.GraphModule) -> None:
             changed = True
     if changed:
         # What led to the mask is dead, which AOTAutograd sees for itself. Dynamo's graph still holds calls that write in place
-        # and whose results nobody reads.
+        # and whose results are not read.
         module.recompile()
 
 
@@ -126,7 +126,7 @@ def _is_kept(node: fx.Node, mask: fx.Node) -> bool:
 
 
 def _is_transformers_own() -> bool:
-    """Whether masks are those of transformers, and not of somebody who registered others."""
+    """Whether masks are those of transformers, and no others were registered in their place."""
     source = sys.modules.get("transformers.masking_utils")
     return source is None or source.ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] is source.sdpa_mask
 
