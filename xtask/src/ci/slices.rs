@@ -1,6 +1,7 @@
 //! The full tier in slices, so that each landing runs one and several in a row run all. Invariant:
 //! every test is in exactly one slice; the tests of this file look.
 
+use std::iter;
 use std::time::SystemTime;
 
 use anyhow::{Result, bail};
@@ -22,10 +23,12 @@ enum Part {
     Mpi,
     /// Those in these files of `python/tests`, without `test_` and `.py`.
     Python(&'static [&'static str]),
+    /// Those in all other files of that folder.
+    OtherPython,
 }
 
 use Names::{All, With, Without};
-use Part::{Documented, Mpi, Python, Rust};
+use Part::{Documented, Mpi, OtherPython, Python, Rust};
 
 const PLANS: &[&str] = &["plan::"];
 const LONG_RUNS: &[&str] =
@@ -58,36 +61,23 @@ const SLICES: [&[Part]; 8] = [
         "offload",
         "step",
     ])],
-    &[Python(&[
-        "admitted",
-        "analyze",
-        "batches",
-        "capture",
-        "cuda",
-        "cuda_operators",
-        "engine",
-        "executable",
-        "export",
-        "goldens",
-        "graph_module",
-        "graphs",
-        "load",
-        "measure",
-        "module_info",
-        "native",
-        "notebook",
-        "optimizers",
-        "originals",
-        "pages_pytorch",
-        "reference",
-        "reference_page",
-        "refusals",
-        "report",
-        "rewritten",
-        "transformers",
-        "versions",
-    ])],
+    &[OtherPython],
 ];
+
+const FOLDER_IN_PYTHON: &str = "python/tests";
+
+fn path_of(file: &str) -> String {
+    format!("{FOLDER_IN_PYTHON}/test_{file}.py")
+}
+
+/// The files of tests in Python that a slice names.
+fn named_in_python() -> impl Iterator<Item = &'static str> {
+    let files = SLICES.iter().flat_map(|parts| parts.iter()).filter_map(|part| match part {
+        Python(files) => Some(files.iter().copied()),
+        _ => None,
+    });
+    files.flatten()
+}
 
 /// The number of the slice that is meant, from 1: `next` is another one with each commit, or, where
 /// the commits are not all known, with each day.
@@ -130,7 +120,7 @@ pub fn slice(workspace: Workspace, number: usize, log: &mut Log) -> Result<()> {
         parts.iter().any(|part| match part {
             Rust(..) | Documented => false,
             Mpi => step == "mpi",
-            Python(_) => step == "python" || step == "browser",
+            Python(_) | OtherPython => step == "python" || step == "browser",
         })
     };
     let mut run = Run::begin(workspace, Tier::Full, needs);
@@ -154,17 +144,23 @@ impl Part {
             }
             Documented => rust::documented(run, log),
             Mpi => mpi::mpi(run, log),
-            Python(files) => {
-                run.preparation.finish(log)?;
-                python::program(run, log)?;
-                python::install(run, log)?;
-                let files: Vec<String> =
-                    files.iter().map(|file| format!("python/tests/test_{file}.py")).collect();
-                let files: Vec<&str> = files.iter().map(String::as_str).collect();
-                run.tests(python::tests(run, &files), log)
+            Python(files) => in_python(run, files.iter().map(|file| path_of(file)).collect(), log),
+            OtherPython => {
+                let ignored = named_in_python().map(|file| format!("--ignore={}", path_of(file)));
+                let all = iter::once(FOLDER_IN_PYTHON.to_string());
+                in_python(run, all.chain(ignored).collect(), log)
             }
         }
     }
+}
+
+/// Runs the tests that these arguments of pytest name.
+fn in_python(run: &mut Run, tests: Vec<String>, log: &mut Log) -> Result<()> {
+    run.preparation.finish(log)?;
+    python::program(run, log)?;
+    python::install(run, log)?;
+    let tests: Vec<&str> = tests.iter().map(String::as_str).collect();
+    run.tests(python::tests(run, &tests), log)
 }
 
 fn name_the_failed(run: &Run, log: &mut Log) {
@@ -255,19 +251,12 @@ mod tests {
     #[test]
     fn every_file_of_tests_in_python_is_in_one_slice() {
         let mut seen = BTreeSet::new();
-        for part in parts() {
-            if let Python(files) = part {
-                for file in files {
-                    assert!(seen.insert(file.to_string()), "{file}");
-                }
-            }
+        for file in named_in_python() {
+            assert!(seen.insert(file), "{file} is in two slices");
+            assert!(root().join(path_of(file)).is_file(), "there is no {}", path_of(file));
         }
-        let entries = std::fs::read_dir(root().join("python/tests")).unwrap();
-        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        let files: BTreeSet<String> = names
-            .filter_map(|name| Some(name.strip_prefix("test_")?.strip_suffix(".py")?.to_string()))
-            .collect();
-        assert_eq!(files, seen);
+        let others = parts().filter(|part| matches!(part, OtherPython)).count();
+        assert_eq!(others, 1, "slices of the files that none names");
     }
 
     #[test]
