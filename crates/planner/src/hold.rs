@@ -85,7 +85,7 @@ pub fn hold(
         return checked(graph, profile, plan, (peak, None));
     };
     let plan = match &mut search {
-        Some(search) => search.fastest(budget, effort).map_err(PlanError::Infeasible)?,
+        Some(search) => plan::fastest(search, budget, effort).map_err(PlanError::Infeasible)?,
         None => plan::plan_within(instance, budget, planner, meter)?,
     };
     let bound = search.and_then(|search| search.bound(budget));

@@ -195,7 +195,7 @@ pub use plan::BoundOrder;
 
 use check::Violation;
 use effort::Effort;
-use fit::{BudgetedPlanner, Terms, checked};
+use fit::{BudgetedPlanner, checked};
 use graph::Graph;
 use plan::{Instance, Planner};
 use profile::Profile;
@@ -260,11 +260,10 @@ pub fn fit(graph: &Graph, profile: &Profile, request: &Request<'_>) -> Result<Fi
     let order = plan::base_order(graph, profile);
     let instance = Instance::new(graph, profile, &order);
     let &Request { goal, planner, residents, ref effort } = request;
-    let mut planner = BudgetedPlanner::new(instance, planner);
-    let terms = Terms { residents, effort };
+    let mut planner = BudgetedPlanner::new(instance, planner, residents);
     match goal {
-        Goal::Within(budget) => planner.fit(budget, terms).0,
-        Goal::Smallest => planner.smallest(terms),
+        Goal::Within(budget) => planner.fit(budget, effort).0,
+        Goal::Smallest => planner.smallest(effort),
     }
 }
 
@@ -282,12 +281,12 @@ pub fn frontier(
     let order = plan::base_order(graph, profile);
     let instance = Instance::new(graph, profile, &order);
     let &Request { planner, residents, ref effort, .. } = request;
-    let mut budgeted = BudgetedPlanner::new(instance, planner);
+    let mut budgeted = BudgetedPlanner::new(instance, planner, residents);
     let mut fastest = known;
     let mut points = Vec::with_capacity(budgets.len());
     for &budget in budgets {
         let start = (effort.clock)();
-        let (mut result, first) = budgeted.fit(budget, Terms { residents, effort });
+        let (mut result, first) = budgeted.fit(budget, effort);
         let seconds = |fitted: &Fitted| fitted.timeline().seconds;
         if let Some(smaller) = &fastest
             && result.as_ref().map_or(true, |fitted| seconds(fitted) > seconds(smaller))

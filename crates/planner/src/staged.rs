@@ -11,7 +11,7 @@ use cranelift_entity::PrimaryMap;
 use thiserror::Error;
 
 use crate::effort::Effort;
-use crate::fit::{BudgetedPlanner, FitError, Fitted, Terms};
+use crate::fit::{BudgetedPlanner, FitError, Fitted};
 use crate::graph::{Graph, Phase};
 use crate::id::{NodeId, RankId};
 use crate::pipeline::stages::{Devices, StagePlan};
@@ -154,10 +154,9 @@ impl TensorPlanning<'_> {
             let profile = &profiles[rank];
             let order = base_order(graph, profile);
             let instance = Instance::new(graph, profile, &order);
-            let mut planner = BudgetedPlanner::new(instance, self.planner);
-            let terms = Terms { residents: Residents::none(), effort: &self.effort };
+            let mut planner = BudgetedPlanner::new(instance, self.planner, Residents::none());
             let found =
-                planner.fit(budget, terms).0.map_err(|error| TensorPlanningError::Rank {
+                planner.fit(budget, &self.effort).0.map_err(|error| TensorPlanningError::Rank {
                     schedule: schedule(),
                     rank,
                     beside,

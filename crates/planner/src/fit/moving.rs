@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use crate::aside::Aside;
 use crate::effort::{Effort, Meter};
-use crate::fit::smallest::Laid;
+use crate::fit::BudgetedPlanner;
+use crate::fit::slab::{Laid, Slab, within};
 use crate::fit::tiers::Tiered;
-use crate::fit::{BudgetedPlanner, Terms, within};
 use crate::machine::Route;
-use crate::plan::{self, LOWEST, PlanError, Search};
-use crate::schedule::{Residents, Schedule};
+use crate::plan::{self, LOWEST, PlanError, Rounds, Search};
+use crate::schedule::Schedule;
 use crate::units::{Bytes, Seconds};
 
 /// The part of the time for the bound: it is as good as it gets soon, and processors are few.
@@ -20,37 +20,46 @@ impl BudgetedPlanner<'_> {
     /// A schedule within the budget; beside it, on a second thread, what none of them beats.
     pub(super) fn found_and_proven(
         &mut self,
+        route: Route,
         budget: Bytes,
         meter: &mut Meter<'_>,
-        terms: Terms<'_>,
         first: &mut Option<Seconds>,
     ) -> Result<Schedule, PlanError> {
         let (found, proven) = std::thread::scope(|scope| {
-            let instance = self.instance;
-            let effort = meter.round(terms.effort.work, PROOF);
+            let instance = self.slab.instance;
+            let effort = meter.round(meter.effort().work, PROOF);
             let prove = move || plan::lower_bound_with_moves(instance, budget, &effort);
             let prover = Aside::begin(scope, prove);
-            let found = self.found(budget, meter, terms, first);
+            let (rule, slab) = (self.rule(), self.slab);
+            let found = match &mut self.search {
+                Some(search) => slab
+                    .with_moves(search, route, budget, meter, first)
+                    .map_err(|smallest| self.refusal(budget, *smallest)),
+                None => rule.fit(budget, meter, first),
+            };
             // A thread that panicked leaves a weaker bound, and its message.
             (found, prover.end())
         });
         self.proven.extend(proven.map(|least| (budget, least)));
         found
     }
+}
 
+impl Slab<'_> {
     /// The fastest schedule that is found within the budget; beside what moves, on a second thread,
     /// what moves nothing.
-    pub(super) fn with_moves(
-        &self,
+    fn with_moves(
+        mut self,
         search: &mut Search<'_>,
         route: Route,
-        (budget, meter): (Bytes, &Meter<'_>),
-        terms: Terms<'_>,
+        budget: Bytes,
+        meter: &Meter<'_>,
         first: &mut Option<Seconds>,
     ) -> Result<Schedule, Box<Laid>> {
-        let tiered = Tiered { instance: self.instance, residents: terms.residents, route };
+        let given = meter.effort();
+        let tiered = Tiered { slab: self, route };
         // What another schedule has away cannot stay.
-        let is_possible = terms.residents.below.is_empty() && budget >= search.least_budget();
+        let is_possible = self.residents.below.is_empty() && budget >= search.least_budget();
         let seconds = |schedule: &Schedule| tiered.seconds(schedule);
         let least = self.instance.seconds().0;
         // One that takes no longer than all first runs is enough: nobody looks further. Without a
@@ -62,18 +71,17 @@ impl BudgetedPlanner<'_> {
         };
         let clock = || match is_done.load(Relaxed) {
             true => Seconds(f64::INFINITY),
-            false => (terms.effort.clock)(),
+            false => (given.clock)(),
         };
-        let effort = Effort { clock: &clock, ..meter.round(terms.effort.work, 1.0) };
+        let effort = Effort { clock: &clock, ..meter.round(given.work, 1.0) };
         let above = search.anew();
         let (stays, moves) = std::thread::scope(|scope| {
             let stays = is_possible.then(|| {
                 Aside::begin(scope, || {
-                    let mut first = None;
-                    let terms = Terms { effort: &effort, ..terms };
-                    let found = self.in_rounds(search, budget, terms, &mut first).ok();
+                    let rounds = Rounds::new(search, budget, &mut self).run(&effort);
+                    let found = rounds.made.ok();
                     ends(&found);
-                    (found, first)
+                    (found, rounds.first)
                 })
             });
             let moves = tiered.within(&above, budget, None, &Meter::new(&effort));
@@ -82,15 +90,15 @@ impl BudgetedPlanner<'_> {
             let stays = stays.and_then(|stays| stays.end());
             (stays, moves)
         });
-        let (stays, of_first) = stays.unwrap_or_default();
+        let (stays, of_first) = stays.unzip();
         *first = Some(of_first.unwrap_or(meter.elapsed()));
         // The first of several that are as fast: the one that moves nothing.
-        let found = stays.into_iter().chain(moves);
+        let found = stays.flatten().into_iter().chain(moves);
         let fastest = found.min_by(|a, b| seconds(a).total_cmp(&seconds(b)));
         fastest.map_or_else(
             || {
                 // As if the smallest had been asked for.
-                let known = self.lowest_without_moves(search, terms.residents, meter);
+                let known = self.lowest_without_moves(search, meter);
                 within(budget, tiered.smallest(search, known, budget, meter))
             },
             Ok,
@@ -98,26 +106,20 @@ impl BudgetedPlanner<'_> {
     }
 
     /// The smallest slab of a schedule that moves nothing; none where something has to.
-    fn lowest_without_moves(
-        &self,
-        search: &mut Search<'_>,
-        residents: &Residents,
-        meter: &Meter<'_>,
-    ) -> Option<Laid> {
-        let may_stay = residents.below.is_empty();
-        may_stay.then(|| self.lowest(search, Bytes::ZERO, residents, &meter.until(LOWEST)))
+    fn lowest_without_moves(&self, search: &mut Search<'_>, meter: &Meter<'_>) -> Option<Laid> {
+        let may_stay = self.residents.below.is_empty();
+        may_stay.then(|| self.lowest(search, Bytes::ZERO, &meter.until(LOWEST)))
     }
 
     /// The smallest slab where what is held may move, and the fastest schedule in it.
-    pub(super) fn smallest_with_moves(
+    pub fn smallest_with_moves(
         &self,
         search: &mut Search<'_>,
         route: Route,
-        terms: Terms<'_>,
         meter: &Meter<'_>,
     ) -> Schedule {
-        let tiered = Tiered { instance: self.instance, residents: terms.residents, route };
-        let known = self.lowest_without_moves(search, terms.residents, meter);
+        let tiered = Tiered { slab: *self, route };
+        let known = self.lowest_without_moves(search, meter);
         let (smallest, _) = tiered.smallest(search, known, Bytes::ZERO, meter);
         let slab = smallest.slab;
         let faster = tiered.within(search, slab, Some(smallest.clone()), meter);

@@ -10,29 +10,21 @@
 use std::convert::Infallible;
 
 use crate::effort::{Effort, Meter};
-use crate::fit::smallest::{Laid, SmallestSlab};
-use crate::fit::{BudgetedPlanner, Terms};
-use crate::plan::{FIRST_ROUND, LOWEST, Plan, Search};
-use crate::schedule::Residents;
+use crate::fit::slab::{Laid, Slab};
+use crate::fit::smallest::SmallestSlab;
+use crate::plan::{FIRST_ROUND, LOWEST, Plan, Realize, Rounds, Search};
 use crate::units::Bytes;
 
 /// Of the work of a rung, that of the next.
 const GROWTH: u64 = 3;
 
-impl BudgetedPlanner<'_> {
+impl Slab<'_> {
     /// The smallest slab that is found, or the first one that is small enough.
-    pub(super) fn lowest(
-        &self,
-        search: &mut Search<'_>,
-        enough: Bytes,
-        residents: &Residents,
-        meter: &Meter<'_>,
-    ) -> Laid {
-        let instance = self.instance;
+    pub fn lowest(&self, search: &mut Search<'_>, enough: Bytes, meter: &Meter<'_>) -> Laid {
         let meter = meter.uncounted();
         let mut anew = search.anew();
         let mut peers = None;
-        let mut work = FIRST_ROUND * instance.order.len().max(1) as u64;
+        let mut work = FIRST_ROUND * self.instance.order.len().max(1) as u64;
         let all = meter.effort().work.max(work);
         let mut best: Option<Laid> = None;
         let best = loop {
@@ -42,19 +34,14 @@ impl BudgetedPlanner<'_> {
                 schedule.slab <= enough.max(search.least_budget())
             };
             let effort = meter.round(work.min(all), 1.0);
-            let slab = SmallestSlab {
-                instance,
-                residents,
-                enough,
-                meter: &Meter::new(&effort).until(LOWEST),
-            };
+            let meter_of_smallest = &Meter::new(&effort).until(LOWEST);
+            let slab = SmallestSlab { slab: *self, enough, meter: meter_of_smallest };
             let smallest = slab.search(&mut anew, best.as_ref(), &mut peers);
             if is_proven(&anew, &smallest) || is_cut || !is_first && meter.is_over() {
                 break smallest;
             }
             let effort = meter.round(work, 1.0);
-            let terms = Terms { residents, effort: &effort };
-            let faster = self.faster(&mut anew, smallest, terms, is_first);
+            let faster = self.faster(&mut anew, smallest, &effort, is_first);
             if is_proven(&anew, &faster) || meter.is_over() || work == all {
                 break faster;
             }
@@ -71,26 +58,47 @@ impl BudgetedPlanner<'_> {
         &self,
         search: &mut Search<'_>,
         known: Laid,
-        terms: Terms<'_>,
+        effort: &Effort<'_>,
         is_first: bool,
     ) -> Laid {
         let (budget, plan) = (known.0.slab, known.1.clone());
-        let rank = |(schedule, plan): &Laid| (schedule.slab, plan.seconds);
-        let mut smallest = known;
-        let mut take = |plan: &Plan, effort: &Effort<'_>| {
-            let laid = (self.packed(plan, budget, terms, effort)?, plan.clone());
-            if rank(&laid) < rank(&smallest) {
-                smallest = laid;
-            }
-            Ok(())
-        };
+        let mut known = Known { slab: *self, plan: plan.clone(), smallest: known };
+        let rounds = Rounds::new(search, budget, &mut known);
         match is_first {
-            true => {
-                let known = |_: &mut Search<'_>, _: &Meter<'_>| Ok::<_, Infallible>((plan, ()));
-                search.in_rounds(budget, terms.effort, take, known);
-            }
-            false => search.faster_than(&plan, budget, terms.effort, &mut take),
+            true => drop(rounds.run(effort)),
+            false => rounds.go_on_from(&plan, (), effort),
         }
-        smallest
+        known.smallest
+    }
+}
+
+/// Plans in a slab that a known plan needs.
+struct Known<'a> {
+    slab: Slab<'a>,
+    plan: Plan,
+    /// The smallest slab of those that packed.
+    smallest: Laid,
+}
+
+impl Realize for Known<'_> {
+    type Made = ();
+    type Refusal = Infallible;
+
+    fn realize(&mut self, plan: &Plan, budget: Bytes, effort: &Effort<'_>) -> Result<(), Bytes> {
+        let rank = |(schedule, plan): &Laid| (schedule.slab, plan.seconds);
+        let laid = (self.slab.realize(plan, budget, effort)?, plan.clone());
+        if rank(&laid) < rank(&self.smallest) {
+            self.smallest = laid;
+        }
+        Ok(())
+    }
+
+    fn smallest(
+        &mut self,
+        _: &mut Search<'_>,
+        _: Bytes,
+        _: &Meter<'_>,
+    ) -> Result<(Plan, ()), Infallible> {
+        Ok((self.plan.clone(), ()))
     }
 }

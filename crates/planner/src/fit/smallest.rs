@@ -11,9 +11,9 @@ use std::sync::mpsc::{self, Receiver};
 
 use crate::aside::Aside;
 use crate::effort::{Effort, Meter};
-use crate::goal::Goal;
-use crate::plan::{self, Instance, Plan, Planner, Search};
-use crate::schedule::{Lowering, Residents, Schedule, lower};
+use crate::fit::slab::{Laid, Slab};
+use crate::plan::{self, Plan, Planner, Search};
+use crate::schedule::Schedule;
 use crate::units::{Bytes, Seconds};
 
 /// The part of the time in which the smallest peak is searched for; the rest is for addresses.
@@ -21,19 +21,13 @@ const PEAK: f64 = 0.4;
 /// The part of what is left then that goes into a first look for addresses of each of the smallest
 /// plans.
 const LOOK: f64 = 0.08;
-/// Work for addresses in earnest that comes before a deadline counts, unless a deadline was chosen:
-/// all that is worth it for steps of 5,000 runs.
-const FLOOR: u64 = 200_000;
-/// The same for the search's own plans, which more often cannot be packed at all.
+/// The floor of addresses in earnest ([`Slab::rest`]) for the search's own plans, which more often
+/// cannot be packed at all.
 const OWN_FLOOR: u64 = 80_000;
-
-/// A plan with addresses.
-pub type Laid = (Schedule, Plan);
 
 /// What the smallest slab is searched for with.
 pub struct SmallestSlab<'a, 'e> {
-    pub instance: Instance<'a>,
-    pub residents: &'a Residents,
+    pub slab: Slab<'a>,
     /// A slab of so many bytes is small enough.
     pub enough: Bytes,
     /// The effort.
@@ -67,7 +61,7 @@ impl SmallestSlab<'_, '_> {
                         plans.iter().for_each(offer);
                         plans
                     }
-                    None => plan::lowest_of_peers(self.instance, self.meter, offer),
+                    None => plan::lowest_of_peers(self.slab.instance, self.meter, offer),
                 }
             });
             let beside = Aside::begin(scope, move || self.of_peers(best, offered, lowest_offered));
@@ -93,14 +87,14 @@ impl SmallestSlab<'_, '_> {
             }
         });
         best.unwrap_or_else(|| {
-            let plan = self.instance.unplanned(Planner::Auto);
+            let plan = self.slab.instance.unplanned(Planner::Auto);
             (self.lay_out(&plan, self.rest(1.0)), plan)
         })
     }
 
     /// A look at each, then the lowest in earnest; no further one if it is too late for that.
     fn of_search(&self, best: Option<&Laid>, plans: Vec<Plan>) -> Option<Laid> {
-        let grace = self.meter.with_grace(self.instance.order.len());
+        let grace = self.meter.with_grace(self.slab.instance.order.len());
         let lowest = plans.first().cloned().map(|plan| (plan, 1.0));
         plans.into_iter().map(|plan| (plan, LOOK)).chain(lowest).fold(
             best.cloned(),
@@ -134,7 +128,7 @@ impl SmallestSlab<'_, '_> {
             Some(self.better(best, (self.lay_out(plan, effort), plan.clone())))
         };
         let clock = self.meter.effort().clock;
-        let grace = self.meter.with_grace(self.instance.order.len());
+        let grace = self.meter.with_grace(self.slab.instance.order.len());
         let is_too_late = |best: &Option<Laid>| best.is_some() && grace.is_over();
         for plan in offered {
             let peak = plan.peak.0;
@@ -161,18 +155,12 @@ impl SmallestSlab<'_, '_> {
         })
     }
 
-    /// The smallest slab for a plan, or one that is small enough.
-    pub fn lay_out(&self, plan: &Plan, effort: Effort<'_>) -> Schedule {
-        let &SmallestSlab { residents, enough, .. } = self;
-        let task = Lowering { goal: Goal::Smallest, enough, residents, effort };
-        lower(self.instance.graph, self.instance.profile, plan, &task)
+    fn lay_out(&self, plan: &Plan, effort: Effort<'_>) -> Schedule {
+        self.slab.smallest_of(plan, self.enough, effort)
     }
 
-    /// A share of the time that is left; all of it has a floor, which is no less work either.
-    pub fn rest(&self, share: f64) -> Effort<'_> {
-        let effort = self.meter.effort();
-        let floor = if share < 1.0 { 0 } else { effort.in_proportion(FLOOR) };
-        Effort { floor, ..self.meter.round(effort.work.max(floor), share) }
+    fn rest(&self, share: f64) -> Effort<'_> {
+        Slab::rest(self.meter, share)
     }
 
     /// No addresses of a plan would be better.

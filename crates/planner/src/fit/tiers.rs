@@ -8,13 +8,13 @@
 use crate::check::check;
 use crate::effort::Meter;
 use crate::fit::sequences::{Bracket, Sequences, fastest_of, with_instant_lanes};
-use crate::fit::smallest::Laid;
+use crate::fit::slab::{Laid, Slab};
 use crate::goal::Goal;
 use crate::id::StorageId;
 use crate::machine::Route;
 use crate::plan::offload::{Crossing, Home};
 use crate::plan::{Instance, Plan, Planner, Search};
-use crate::schedule::{Lowering, Residents, Schedule, lower};
+use crate::schedule::{Residents, Schedule};
 use crate::units::Bytes;
 
 /// So often, sequences are improved, each time with as many bytes as addresses pack for.
@@ -32,8 +32,7 @@ const CLOSE: u64 = 500;
 
 /// What schedules with moves are looked for with.
 pub struct Tiered<'a> {
-    pub instance: Instance<'a>,
-    pub residents: &'a Residents,
+    pub slab: Slab<'a>,
     pub route: Route,
 }
 
@@ -89,7 +88,7 @@ impl Tiered<'_> {
         let mut meter = meter.clone();
         let meter = &mut meter;
         let of_known = known.as_ref().map(|known| self.seconds(known));
-        let least = self.instance.seconds().0;
+        let least = self.slab.instance.seconds().0;
         if of_known.is_some_and(|seconds| seconds <= least) {
             return known;
         }
@@ -152,12 +151,13 @@ impl Tiered<'_> {
         meter: &Meter<'_>,
     ) -> Laid {
         let home = |storage| self.home(storage);
-        let instant = with_instant_lanes(self.instance.profile);
+        let instant = with_instant_lanes(self.slab.instance.profile);
         let moving = self.sequences(&home);
         let sequences = moving.lowest(search, known.as_ref().map(|(_, plan)| plan), meter);
         let mut best = known.map(|known| (self.rank(&known.0, enough), known));
         for runs in sequences {
-            for (profile, most) in [(&instant, Bytes::LIMIT), (self.instance.profile, enough)] {
+            for (profile, most) in [(&instant, Bytes::LIMIT), (self.slab.instance.profile, enough)]
+            {
                 let moving =
                     Sequences { instance: Instance { profile, ..moving.instance }, ..moving };
                 let offloading = moving.offloading(&runs);
@@ -168,7 +168,7 @@ impl Tiered<'_> {
                 }
                 let found = offloading.smallest(meter);
                 // Without its moves it would not do what another schedule relies on.
-                if found.is_none() && !self.residents.below.is_empty() && best.is_some() {
+                if found.is_none() && !self.slab.residents.below.is_empty() && best.is_some() {
                     continue;
                 }
                 let stays = || moving.instance.plan(Planner::Auto, &runs);
@@ -194,29 +194,31 @@ impl Tiered<'_> {
 
     /// Addresses for a plan, in a part of the time that is left.
     fn lay_out(&self, plan: &Plan, goal: Goal, meter: &Meter<'_>) -> Schedule {
-        let effort = meter.round(meter.effort().work, ADDRESSES);
-        let task = Lowering { residents: self.residents, effort, ..Lowering::to(goal) };
-        lower(self.instance.graph, self.instance.profile, plan, &task)
+        self.slab.lay_out(plan, goal, meter.round(meter.effort().work, ADDRESSES))
     }
 
     /// Seconds of a schedule, waiting included.
     pub fn seconds(&self, schedule: &Schedule) -> f64 {
-        check(self.instance.graph, self.instance.profile, schedule, schedule.slab)
+        check(self.slab.instance.graph, self.slab.instance.profile, schedule, schedule.slab)
             .map_or(f64::INFINITY, |timeline| timeline.seconds.0)
     }
 
     /// Sequences in which everything may be away but what stays where another schedule has it.
     fn sequences<'s>(&'s self, home: &'s dyn Fn(StorageId) -> Home) -> Sequences<'s> {
-        let Tiered { instance, route, residents } = *self;
+        let Tiered { slab: Slab { instance, residents }, route } = *self;
         let (taken, crossing) = (Bytes(residents.end_below), Crossing::Allowed);
         Sequences { instance, route, home, taken, crossing }
     }
 
     /// What another schedule has settled of a storage.
     fn home(&self, storage: StorageId) -> Home {
-        let Residents { addresses, below, .. } = self.residents;
-        let placeholder =
-            self.instance.graph.producer(storage).map(|node| &self.instance.graph.nodes()[node]);
+        let Residents { addresses, below, .. } = self.slab.residents;
+        let placeholder = self
+            .slab
+            .instance
+            .graph
+            .producer(storage)
+            .map(|node| &self.slab.instance.graph.nodes()[node]);
         match placeholder.and_then(|node| node.parameter.as_ref()) {
             Some(name) if below.contains_key(name) => Home::Below,
             Some(name) if addresses.contains_key(name) => Home::Device,

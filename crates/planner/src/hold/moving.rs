@@ -50,8 +50,9 @@ pub fn hold_moving(
         }
         Goal::Within(budget) => {
             let is_possible = budget >= search.least_budget();
-            let known = is_possible
-                .then(|| search.fastest(budget, &meter.round(effort.work, WITHOUT_MOVES)).ok());
+            let known = is_possible.then(|| {
+                plan::fastest(&mut search, budget, &meter.round(effort.work, WITHOUT_MOVES)).ok()
+            });
             let plan = match fastest(&moving, &search, budget, known.flatten(), &meter) {
                 Some(plan) => plan,
                 None => {

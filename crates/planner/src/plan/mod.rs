@@ -17,8 +17,10 @@ pub mod offload;
 mod order;
 pub mod published;
 mod quantity;
+mod realize;
 mod rematerialize;
 mod rewrite;
+mod rounds;
 mod search;
 mod spread;
 
@@ -31,11 +33,13 @@ pub use instance::{Instance, Plan, Simulation, simulate};
 pub use milp::{SOLVER, SolverLimits};
 pub use not_found::NotFound;
 pub use order::base_order;
+pub use realize::Realize;
 pub use rematerialize::{Retention, Retentions, once_more, rematerialize};
 pub use rewrite::{RewriteError, Rewritten, RewrittenMove, rewrite};
+pub use rounds::{FIRST_ROUND, InRounds, Rounds, fastest};
 pub use search::{
-    Answer, BoundOrder, FIRST_ROUND, LOWEST, Search, lower_bound, lower_bound_with_moves,
-    lowest_of_peers, relieved,
+    Answer, BoundOrder, LOWEST, Search, lower_bound, lower_bound_with_moves, lowest_of_peers,
+    relieved,
 };
 pub use spread::spread;
 
@@ -254,7 +258,7 @@ pub fn none(instance: Instance<'_>, budget: Bytes) -> Result<Plan, PlanError> {
 /// The budget planner, for one budget; [`Search`] goes on from one to the next.
 fn auto(instance: Instance<'_>, budget: Bytes, effort: &Effort<'_>) -> Result<Plan, PlanError> {
     let mut search = Search::new(instance);
-    search.fastest(budget, effort).map_err(PlanError::Infeasible)
+    fastest(&mut search, budget, effort).map_err(PlanError::Infeasible)
 }
 
 /// The plan with the smallest peak that a planner reaches within the time of `meter`, whatever it

@@ -18,10 +18,9 @@ use crate::plan::quantity::ByteCount;
 use crate::plan::search::Search;
 use crate::plan::search::attempt::Attempt;
 use crate::plan::search::binding_instants::tight;
-use crate::plan::search::rounds::FIRST_ROUND;
 use crate::plan::search::squeeze::squeeze;
 use crate::plan::search::state::State;
-use crate::plan::{Plan, Planner};
+use crate::plan::{FIRST_ROUND, Plan, Planner};
 
 /// Halvings of the distance between what is known to be feasible and what is not.
 const BISECTIONS: usize = 12;

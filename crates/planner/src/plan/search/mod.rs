@@ -30,7 +30,6 @@ mod prove;
 mod race;
 mod relieved;
 mod repair;
-mod rounds;
 mod squeeze;
 mod starts;
 mod state;
@@ -49,15 +48,14 @@ use crate::plan::search::binding_instants::add_instants;
 pub use crate::plan::search::bound::BoundOrder;
 use crate::plan::search::bound::CutInstant;
 pub use crate::plan::search::lowest::LOWEST;
-pub use crate::plan::search::peers::{FLOORS, lowest_of_peers};
+pub use crate::plan::search::peers::{FLOORS, PEERS, lowest_of_peers, peer};
 pub use crate::plan::search::prove::{lower_bound, lower_bound_with_moves};
 pub use crate::plan::search::relieved::relieved;
 use crate::plan::search::repair::{polish, repair};
-pub use crate::plan::search::rounds::FIRST_ROUND;
 use crate::plan::search::state::State;
 use crate::plan::search::state::problem::{OpId, Problem};
 use crate::plan::search::state::runs::{rebase, sequence};
-use crate::plan::{Infeasible, Instance, Plan, Planner};
+use crate::plan::{Instance, Plan, Planner};
 use crate::units::{Bytes, Seconds};
 
 /// Instants at the highest points of the unplanned step, and as many spread out over it.
@@ -144,6 +142,21 @@ impl<'a> Search<'a> {
         search
     }
 
+    /// What is planned.
+    pub(crate) fn instance(&self) -> Instance<'a> {
+        self.instance
+    }
+
+    /// How many operators may be planned.
+    pub(in crate::plan) fn operators(&self) -> usize {
+        self.given.len()
+    }
+
+    /// Time of all first runs.
+    pub(in crate::plan) fn total(&self) -> Picoseconds {
+        self.given.total
+    }
+
     /// Plans one budget.
     pub fn plan(&mut self, budget: Bytes, effort: &Effort<'_>) -> Answer {
         let mut attempt = Attempt::new(ByteCount::of(budget), effort);
@@ -163,23 +176,8 @@ impl<'a> Search<'a> {
             self.last = Some(Stand { limit: attempt.limit, runners, has_started });
         }
         let first = first.unwrap_or(attempt.meter.elapsed());
-        let plan = self.best(budget).map(|best| best.plan.clone());
+        let plan = self.fastest_within(budget).cloned();
         Answer { plan, bound: self.bound(budget), first }
-    }
-
-    /// The fastest plan within a budget that is found in rounds, wherever tensors are placed; or
-    /// the smallest that is known.
-    pub fn fastest(&mut self, budget: Bytes, effort: &Effort<'_>) -> Result<Plan, Box<Infeasible>> {
-        let instance = self.instance;
-        let take = |plan: &Plan, _: &Effort<'_>| Ok(plan.clone());
-        let rounds = self.in_rounds(budget, effort, take, |search, meter| {
-            let plan = search.lowest(&meter.round(effort.work, 1.0));
-            if plan.peak <= budget { Ok((plan.clone(), plan)) } else { Err(plan) }
-        });
-        rounds.taken.map_err(|smallest| {
-            let proof = Infeasible::new(instance, budget, smallest);
-            Box::new(Infeasible { needed: proof.needed.max(self.least_budget()), ..proof })
-        })
     }
 
     /// The plan with the smallest peak that is found.
@@ -227,7 +225,7 @@ impl<'a> Search<'a> {
     }
 
     /// The same of a plan that another planner made.
-    fn offer_of_rule(&mut self, plan: Plan) {
+    pub(in crate::plan) fn offer_of_rule(&mut self, plan: Plan) {
         self.of_rules.push((hash(&plan.sequence), plan.planner));
         self.offer(plan);
     }
@@ -239,7 +237,7 @@ impl<'a> Search<'a> {
     }
 
     /// Time of a plan beyond that of all first runs.
-    fn extra(&self, plan: &Plan) -> Picoseconds {
+    pub(in crate::plan) fn extra(&self, plan: &Plan) -> Picoseconds {
         let seconds = &self.instance.profile.seconds;
         let runs = plan.runs().into_iter();
         let all: Picoseconds = runs.map(|node| Picoseconds::round_down(seconds[node])).sum();
@@ -251,18 +249,24 @@ impl<'a> Search<'a> {
         self.found.iter().rev().find(|found| found.plan.peak <= budget)
     }
 
-    /// The known plans within a budget, fastest first, with some distance between their peaks.
-    pub fn within(&self, budget: Bytes) -> impl Iterator<Item = Plan> {
-        let mut most = budget;
-        let found = self.found.iter().rev().filter(move |found| {
-            let peak = found.plan.peak;
-            let is_next = peak <= most;
-            if is_next {
-                most = Bytes(peak.0 - peak.0 / 128);
-            }
-            is_next
-        });
-        found.map(|found| found.plan.clone())
+    /// The time of the fastest known plan within a budget, beyond that of all first runs.
+    pub(in crate::plan) fn least_extra(&self, budget: Bytes) -> Option<Picoseconds> {
+        self.best(budget).map(|best| best.extra)
+    }
+
+    /// All known plans, by rising peak.
+    pub(in crate::plan) fn known(&self) -> impl Iterator<Item = &Plan> {
+        self.found.iter().map(|known| &known.plan)
+    }
+
+    /// The peaks of all known plans, and their times.
+    pub(in crate::plan) fn peaks(&self) -> Vec<(Bytes, Picoseconds)> {
+        self.found.iter().map(|known| (known.plan.peak, known.extra)).collect()
+    }
+
+    /// The fastest known plan within a budget.
+    pub(in crate::plan) fn fastest_within(&self, budget: Bytes) -> Option<&Plan> {
+        self.best(budget).map(|best| &best.plan)
     }
 
     /// Repairs, polishes and offers what is in `state`.
@@ -342,7 +346,12 @@ impl<'a> Search<'a> {
 
     /// Time of the fastest known plan within a limit.
     fn best_extra(&self, limit: ByteCount) -> Picoseconds {
-        self.best(limit.bytes()).map_or(Picoseconds::MAX, |best| best.extra)
+        self.least_extra(limit.bytes()).unwrap_or(Picoseconds::MAX)
+    }
+
+    /// No plan within the budget is faster by more than a millionth of the step.
+    pub(in crate::plan) fn is_optimal_within(&self, extra: Picoseconds, budget: Bytes) -> bool {
+        self.is_optimal(extra, self.floor(ByteCount::of(budget)))
     }
 
     /// Nothing more than a millionth of the step is to be gained.

@@ -1,0 +1,413 @@
+//! One budget, planned in rounds: a faster plan is asked for, something is made of it, and what
+//! came of that is learnt for the next. Invariant: what a round does depends on the rounds before
+//! it, not on how much of the effort is left; so more work contains all that less has found, and
+//! what is answered is the fastest of all plans that were realized.
+//!
+//! A round asks the search for a faster plan, with three times the work of the round before, and
+//! has it realized: given addresses, for example. Where it does not fit, it is known how many bytes
+//! are missing. Then a little less of the budget is asked for, because a little slack makes packing
+//! much easier.
+//!
+//! If nothing fits for a while, or nothing new is found, the rounds stop, and the smallest plan is
+//! looked for instead, as if that had been asked for. Once that fits the budget, the rounds go on
+//! from there.
+//!
+//! The floor: a first round, and the plans of all other planners, which are made at the same time.
+//! They are done whatever the effort.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::mpsc;
+
+use crate::aside::Aside;
+use crate::effort::{Effort, Meter};
+use crate::plan::quantity::Picoseconds;
+use crate::plan::realize::{Realize, Unplaced};
+use crate::plan::search::{PEERS, Search, peer};
+use crate::plan::{Infeasible, Plan, Planner};
+use crate::units::{Bytes, Seconds};
+
+/// Work of the first round, per operator.
+pub const FIRST_ROUND: u64 = 100;
+/// Of the work of a round, that of the next.
+const GROWTH: u64 = 3;
+/// Parts of the budget that are left free, one after the other, where addresses do not pack. Less
+/// slack costs less time of the step, more slack packs sooner. How these and the figures below were
+/// chosen: `doc/theory/recompute.md`.
+const SLACK: [f64; 8] = [0.0, 0.003, 0.008, 0.02, 0.045, 0.08, 0.13, 0.2];
+/// The part of the time after which rounds stop while nothing was taken.
+const STOP: f64 = 0.1;
+/// The part of the time until then that a round gets while nothing was taken, and again its
+/// addresses.
+const UNTAKEN: f64 = 0.5;
+/// The part of the time after which plans of other planners are not looked at any more while
+/// nothing was taken.
+const STOP_OFFERS: f64 = 0.15;
+/// The part of the time that is left for the addresses of known plans, in earnest.
+const LAST: f64 = 0.08;
+/// Work for the addresses of each of the fastest of them that comes before a deadline counts: per
+/// operator, and at most.
+const ADDRESSES: u64 = 20;
+const MOST_ADDRESSES: u64 = 20_000;
+/// How many these are.
+const FASTEST: usize = 2;
+/// Plans that are laid out in earnest where first addresses did not do.
+const MOST_LAST: usize = 32;
+/// Nodes of all plans together that are looked at whatever the time; and as many plans at least.
+const NODES_OF_LAST: usize = 65_536;
+const LEAST_LAST: usize = 4;
+/// Rounds of ever more work after which nothing new is expected of further ones.
+const FRUITLESS: usize = 5;
+/// A plan that is faster by less than this part of the step is not worth new addresses.
+const LEAST_GAIN: f64 = 1e-6;
+
+/// How rounds ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    /// The effort was spent, or nothing is left to find.
+    InOrder,
+    /// The same plans came again and again, of which the fastest are not taken.
+    Fruitless,
+    /// Without a deadline, after a first round in which nothing was taken: with less work nothing
+    /// might have been taken at all.
+    Late,
+}
+
+/// What became of a budget.
+pub struct InRounds<T, R> {
+    /// What was made of the fastest plan that fits; or the refusal.
+    pub made: Result<T, R>,
+    /// Until the first plan was found.
+    pub first: Seconds,
+}
+
+/// A budget, and what was found for it.
+pub struct Rounds<'r, 'a, R: Realize> {
+    search: &'r mut Search<'a>,
+    budget: Bytes,
+    realize: &'r mut R,
+    /// The fastest plan that fits: its time beyond that of all first runs, and what was made of it.
+    best: Option<(Picoseconds, R::Made)>,
+    /// Times of plans that did not fit at the first look.
+    refused: Vec<Picoseconds>,
+    /// Until the first plan was found.
+    first: Option<Seconds>,
+}
+
+/// The fastest plan within a budget, wherever tensors are placed.
+///
+/// # Errors
+/// Where not even the smallest plan that is found is within it.
+pub fn fastest(
+    search: &mut Search<'_>,
+    budget: Bytes,
+    effort: &Effort<'_>,
+) -> Result<Plan, Box<Infeasible>> {
+    Rounds::new(search, budget, &mut Unplaced).run(effort).made
+}
+
+impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
+    /// Nothing is found yet.
+    pub fn new(search: &'r mut Search<'a>, budget: Bytes, realize: &'r mut R) -> Self {
+        Rounds { search, budget, realize, best: None, refused: Vec::new(), first: None }
+    }
+
+    /// All rounds, beginning with the floor; the smallest plan where nothing else fits.
+    pub fn run(mut self, effort: &Effort<'_>) -> InRounds<R::Made, R::Refusal> {
+        // The floor is in what is done, not in work.
+        let meter = Meter::new(effort).uncounted();
+        let mut heard = Vec::new();
+        let ended = self.with_peers(effort, &meter, &mut heard);
+        let fits = self.best.is_some();
+        let until = if fits { 1.0 } else { STOP_OFFERS };
+        let offers = meter.rest_until(until);
+        self.offer_known(&Effort { work: 0, ..offers });
+        if !self.refused.is_empty() {
+            let earnest = Effort { work: effort.work, ..offers };
+            self.offer_all(&heard, &earnest);
+            self.press(heard, &earnest);
+        }
+        if self.best.is_none() || ended != Ended::InOrder {
+            let anew = self.begin_anew(&meter);
+            if let (Err(refused), None) = (anew, &self.best) {
+                let first = self.first.unwrap_or(meter.elapsed());
+                return InRounds { made: Err(refused), first };
+            }
+        } else if !fits {
+            self.go_on(&meter);
+        }
+        let (_, made) = self.best.expect("a plan that fits stays until a better one does");
+        InRounds { made: Ok(made), first: self.first.unwrap_or(meter.elapsed()) }
+    }
+
+    /// The first rounds, while the other planners make their plans on a second thread.
+    fn with_peers(
+        &mut self,
+        effort: &Effort<'_>,
+        meter: &Meter<'_>,
+        heard: &mut Vec<Plan>,
+    ) -> Ended {
+        let (instance, budget) = (self.search.instance(), self.budget);
+        // Where nothing fits, the other planners get no more than their floor.
+        let is_over = AtomicBool::new(false);
+        let clock = || match (effort.clock)() {
+            now if now.0.is_finite() && is_over.load(Relaxed) => Seconds(f64::MAX),
+            now => now,
+        };
+        let of_peers = Effort { clock: &clock, ..*effort };
+        std::thread::scope(|scope| {
+            let (send, peers) = mpsc::channel();
+            if self.search.least_extra(budget).is_none_or(|extra| extra > Picoseconds::ZERO) {
+                let mut clock = Meter::new(&of_peers).uncounted().above(effort.floor_beside);
+                Aside::begin(scope, move || {
+                    for planner in PEERS {
+                        let is_interrupted = clock.elapsed().0.is_infinite();
+                        let plan = peer(instance, budget, planner, &mut clock);
+                        if is_interrupted || send.send(plan).is_err() {
+                            return;
+                        }
+                    }
+                });
+            } else {
+                drop(send);
+            }
+            if !meter.has_deadline() {
+                // Nothing may depend on how fast the peers are.
+                self.hear(peers.iter(), heard);
+            }
+            let mut turns = match meter.has_deadline() {
+                true => meter.until(1.0 - LAST),
+                false => meter.clone(),
+            };
+            let ended = self.rounds(&mut turns, |rounds| rounds.hear(peers.try_iter(), heard));
+            is_over.store(self.best.is_none(), Relaxed);
+            self.hear(peers.into_iter(), heard);
+            ended
+        })
+    }
+
+    /// Further rounds, from a plan that fits and what was made of it.
+    pub fn go_on_from(mut self, known: &Plan, made: R::Made, effort: &Effort<'_>) {
+        self.best = Some((self.search.extra(known), made));
+        self.search.offer(known.clone());
+        self.go_on(&Meter::new(effort).uncounted());
+    }
+
+    /// From the smallest plan, beside what was found, if anything; the better of both stays.
+    fn begin_anew(&mut self, meter: &Meter<'_>) -> Result<(), R::Refusal> {
+        let (plan, made) = self.realize.smallest(self.search, self.budget, meter)?;
+        let found = self.best.replace((self.search.extra(&plan), made));
+        let refused = std::mem::take(&mut self.refused);
+        self.search.offer(plan);
+        self.first.get_or_insert(meter.elapsed());
+        self.go_on(meter);
+        self.refused = refused;
+        if let Some(found) = found
+            && let Some((extra, _)) = self.best
+            && !self.is_gain(extra, found.0)
+        {
+            self.best = Some(found);
+        }
+        Ok(())
+    }
+
+    /// Further rounds, from what fits.
+    fn go_on(&mut self, meter: &Meter<'_>) {
+        if !meter.would_exceed(self.first_round()) {
+            self.rounds(&mut meter.clone(), |_| {});
+            self.offer_known(&meter.round(0, 1.0));
+        }
+    }
+
+    /// Work of the first round.
+    fn first_round(&self) -> u64 {
+        FIRST_ROUND * self.search.operators() as u64
+    }
+
+    /// Plans of other planners become known.
+    fn hear(&mut self, plans: impl Iterator<Item = Option<Plan>>, heard: &mut Vec<Plan>) {
+        for plan in plans.flatten() {
+            self.search.offer_of_rule(plan.clone());
+            heard.push(plan);
+        }
+    }
+
+    /// Whether a plan of this time is worth a look.
+    fn wants(&self, extra: Picoseconds) -> bool {
+        self.best.as_ref().is_none_or(|&(least, _)| self.is_gain(extra, least))
+    }
+
+    fn is_gain(&self, extra: Picoseconds, least: Picoseconds) -> bool {
+        let total = self.search.total().seconds().0;
+        extra < least - Picoseconds::round_down(Seconds(total * LEAST_GAIN))
+    }
+
+    /// Has a plan realized, unless it is not faster; by how many bytes it is too large.
+    fn offer(&mut self, plan: &Plan, effort: &Effort<'_>) -> Result<(), Bytes> {
+        let extra = self.search.extra(plan);
+        if self.wants(extra) {
+            self.best = Some((extra, self.realize.realize(plan, self.budget, effort)?));
+        }
+        Ok(())
+    }
+
+    fn rounds(&mut self, meter: &mut Meter<'_>, mut hear: impl FnMut(&mut Self)) -> Ended {
+        let mut work = self.first_round();
+        let (mut turn, mut turns) = (0, SLACK.len());
+        let mut missing = Bytes(u64::MAX);
+        let (mut fruitless, mut had_nothing) = (0, None);
+        loop {
+            let of_this_round = work;
+            let before = (self.search.peaks(), self.least());
+            // What was missing before, and a tenth of it, may be less than the slack would be.
+            let slack = Bytes((self.budget.0 as f64 * SLACK[turn]) as u64)
+                .min(Bytes(missing.0.saturating_add(missing.0 / 10)));
+            let aim = self.budget.saturating_sub(slack);
+            let round = self.part(meter, work);
+            let seed = round.seed.wrapping_add(meter.spent());
+            let answer = self.search.plan(aim, &Effort { seed, ..round });
+            meter.spend(work);
+            if answer.plan.is_some() {
+                self.first.get_or_insert(answer.first);
+            }
+            match answer.plan {
+                Some(plan) => match self.offer(&plan, &self.part(meter, work)) {
+                    Err(more) if turn + 1 < turns => (missing, turn) = (more, turn + 1),
+                    Err(more) => {
+                        missing = more;
+                        work = work.saturating_mul(GROWTH);
+                    }
+                    Ok(()) => work = work.saturating_mul(GROWTH),
+                },
+                // Nothing fits with so much slack.
+                None if turn > 0 => {
+                    turns = turn;
+                    turn -= 1;
+                    work = work.saturating_mul(GROWTH);
+                }
+                None if self.best.is_none() => return Ended::InOrder,
+                None => work = work.saturating_mul(GROWTH),
+            }
+            hear(self);
+            // What may be worth more than what later rounds find.
+            self.offer_known(&meter.round(0, 1.0));
+            // Of the first round, however many follow.
+            let had_nothing = *had_nothing.get_or_insert(self.best.is_none());
+            let best = self.least();
+            fruitless = match before == (self.search.peaks(), best) {
+                true => fruitless + usize::from(work > of_this_round),
+                false => 0,
+            };
+            if best.is_some_and(|extra| self.search.is_optimal_within(extra, self.budget)) {
+                return Ended::InOrder;
+            }
+            let known = self.search.least_extra(self.budget);
+            if fruitless == FRUITLESS && known.is_some_and(|extra| self.wants(extra)) {
+                return Ended::Fruitless;
+            }
+            if meter.would_exceed(work) || best.is_none() && meter.share() > STOP {
+                return match had_nothing && !meter.has_deadline() {
+                    true => Ended::Late,
+                    false => Ended::InOrder,
+                };
+            }
+        }
+    }
+
+    /// The time of the fastest plan that fits, beyond that of all first runs.
+    fn least(&self) -> Option<Picoseconds> {
+        self.best.as_ref().map(|&(extra, _)| extra)
+    }
+
+    /// Has all plans looked at that are known to be within the budget and faster than what fits,
+    /// the fastest first, until one fits. A plan of another planner may pack where one that holds
+    /// less does not.
+    fn offer_all(&mut self, peers: &[Plan], effort: &Effort<'_>) {
+        let peers = peers.iter().map(|plan| Plan { planner: Planner::Auto, ..plan.clone() });
+        let all = peers.chain(self.search.known().cloned());
+        let within = all.filter(|plan| plan.peak <= self.budget);
+        let mut known: Vec<(Picoseconds, Plan)> =
+            within.map(|plan| (self.search.extra(&plan), plan)).collect();
+        known.sort_by_key(|&(extra, _)| extra);
+        known.dedup();
+        let (meter, least_looks) = (Meter::new(effort), self.least_looks());
+        for (number, (extra, plan)) in known.into_iter().take(MOST_LAST).enumerate() {
+            let floor = if number < FASTEST { self.floor_of_addresses() } else { 0 };
+            let effort = &Effort { floor, ..meter.round(effort.work, 1.0) };
+            if number >= least_looks && meter.is_late()
+                || !self.wants(extra)
+                || self.offer(&plan, effort).is_ok()
+            {
+                return;
+            }
+        }
+    }
+
+    /// Asks every other planner for ever less than it was heard to hold, as if it had been asked
+    /// alone: where its plan within the budget does not pack, another one may.
+    fn press(&mut self, heard: Vec<Plan>, effort: &Effort<'_>) {
+        let (instance, budget) = (self.search.instance(), self.budget);
+        let mut meter = Meter::new(effort);
+        for Plan { planner, peak: mut reached, .. } in heard {
+            let mut target = budget;
+            // One that is asked for less than it reaches gives the same plan again.
+            while reached <= target && reached > Bytes::ZERO && !meter.is_late() {
+                target = reached - Bytes(1);
+                let Some(plan) = peer(instance, target, planner, &mut meter) else { break };
+                let offered = Plan { planner: Planner::Auto, ..plan.clone() };
+                reached = plan.peak;
+                let effort =
+                    Effort { floor: self.floor_of_addresses(), ..meter.round(effort.work, 1.0) };
+                if reached <= budget
+                    && self.wants(self.search.extra(&plan))
+                    && self.offer(&offered, &effort).is_ok()
+                {
+                    self.search.offer_of_rule(plan);
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Work for the addresses of one plan in earnest that comes before a deadline counts.
+    fn floor_of_addresses(&self) -> u64 {
+        (ADDRESSES * self.search.operators() as u64).min(MOST_ADDRESSES)
+    }
+
+    /// Plans that are looked at whatever the time.
+    fn least_looks(&self) -> usize {
+        (NODES_OF_LAST / self.search.operators().max(1)).max(LEAST_LAST)
+    }
+
+    /// Has a first look taken at the plans that are known to be within the budget, the fastest
+    /// first, until one fits.
+    fn offer_known(&mut self, effort: &Effort<'_>) {
+        let (meter, least_looks) = (Meter::new(effort), self.least_looks());
+        let mut most = Some(self.budget);
+        for number in 0.. {
+            let plan = most.and_then(|most| self.search.fastest_within(most));
+            let Some(plan) = plan.cloned() else { return };
+            // The next one is some distance away.
+            most = plan.peak.0.checked_sub((plan.peak.0 / 128).max(1)).map(Bytes);
+            let extra = self.search.extra(&plan);
+            if self.refused.contains(&extra) {
+                continue;
+            }
+            if number >= least_looks && meter.is_late()
+                || !self.wants(extra)
+                || self.offer(&plan, effort).is_ok()
+            {
+                return;
+            }
+            self.refused.push(extra);
+        }
+    }
+
+    /// So much work of a round, or of its addresses: in all the time that is left, or, while
+    /// nothing fits, in a part of what is left until the rounds stop.
+    fn part<'e>(&self, meter: &Meter<'e>, work: u64) -> Effort<'e> {
+        match self.best {
+            Some(_) => meter.round(work, 1.0),
+            None => meter.until(STOP).round(work, UNTAKEN),
+        }
+    }
+}
