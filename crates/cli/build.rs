@@ -1,16 +1,16 @@
-//! The version that the program says: that of the crate, and in a release the commit that it was
-//! built from, where there is one to ask.
+//! The version that the program reports: that of the crate, and in a release the commit that it was
+//! built from, if it can be found out.
 
 use std::path::Path;
 use std::process::Command;
 
-/// The repository of this workspace. A packaged crate has none, and another one around it says
-/// nothing.
+/// The repository of this workspace. A packaged crate has none, and that of another project around
+/// it says nothing.
 const REPOSITORY: &str = "../../.git";
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    // Outside a release, each commit would make everybody build again.
+    // Outside a release, each commit would make everyone build again.
     let release = std::env::var("PROFILE").is_ok_and(|profile| profile == "release");
     let commit = if release && Path::new(REPOSITORY).exists() {
         println!("cargo:rerun-if-changed={REPOSITORY}/HEAD");

@@ -48,7 +48,7 @@ def add_copy(graph: Json, op: str, change: Callable[[Json, Json], None]) -> None
 
 
 def make_room(graph: Json, output: Json) -> None:
-    """Lets the storage of an output hold whatever it says."""
+    """Makes the storage of an output large enough for any shape."""
     graph["storages"][output["storage"]] = 1 << 16
 
 
@@ -134,7 +134,7 @@ def write_graph(target: str, name: str, graph: Json) -> None:
 
 
 def unwritten_bytes() -> Json:
-    """A graph that reads what lies behind a tensor's elements, in a storage that is larger than the tensor."""
+    """A graph that reads what lies after a tensor's elements, in a storage that is larger than the tensor."""
     graph = graph_of("perceptron")
     producer = node_of(graph, "aten.gelu.default")
     made = producer["outputs"][0]

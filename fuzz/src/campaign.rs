@@ -1,6 +1,6 @@
-//! A campaign: cases by the thousand in several workers, counted, with every finding made small and
-//! kept. Invariant: counts and findings do not depend on how many workers there are; no more than a
-//! few findings of one cause are kept, but all are counted.
+//! A campaign: thousands of cases in several workers, counted, with every finding minimised and
+//! kept. Invariant: counts and findings do not depend on the number of workers; only a few findings
+//! of one cause are kept, but all are counted.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,24 +19,24 @@ const BATCH: u64 = 100;
 /// Time between two lines of progress.
 const PROGRESS: Duration = Duration::from_secs(5);
 
-/// What is asked for.
+/// The settings of a campaign.
 pub struct Campaign<'a> {
     /// How workers are started.
     pub workers: Workers,
     /// The first case.
     pub first: u64,
-    /// How many cases.
+    /// Number of cases.
     pub cases: u64,
-    /// How many workers side by side.
+    /// Number of workers that run in parallel.
     pub jobs: u64,
-    /// Where findings are kept; made when there is one.
+    /// Where findings are kept; created at the first one.
     pub findings: &'a Path,
 }
 
-/// What came of it.
+/// The results of a campaign.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// Cases by kind of verdict; of refusals also by the part that refused.
+    /// Cases by kind of verdict; refusals also by the part that refused.
     pub counts: BTreeMap<String, u64>,
     /// Findings by cause, and the folders that were kept.
     pub findings: BTreeMap<String, (u64, Vec<PathBuf>)>,
@@ -58,7 +58,7 @@ impl Outcome {
     }
 }
 
-/// Runs a campaign; `progress` is told a line from time to time.
+/// Runs a campaign; `progress` is given a line from time to time.
 pub fn run(campaign: &Campaign<'_>, progress: &(dyn Fn(&str) + Sync)) -> io::Result<Outcome> {
     let outcome = Mutex::new(Outcome::default());
     let next = AtomicU64::new(campaign.first);
@@ -94,7 +94,7 @@ pub fn run(campaign: &Campaign<'_>, progress: &(dyn Fn(&str) + Sync)) -> io::Res
     Ok(outcome.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Counts a case, and keeps it where it is a finding of a cause that is new or rare.
+/// Counts a case, and keeps it if it is a finding whose cause is new or rare.
 fn note(
     campaign: &Campaign<'_>,
     judged: &Judged,
@@ -118,7 +118,7 @@ fn note(
             return Ok(());
         }
     }
-    // Making it small takes a folder of its own.
+    // Minimising it takes a folder of its own.
     let folder = campaign.findings.join(format!(
         "{}-{}-{}-{}",
         campaign.workers.target.name(),

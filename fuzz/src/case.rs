@@ -1,5 +1,5 @@
 //! A case: the files that a target reads, by name. Invariant: a case is all that its target sees,
-//! so the folder that it is written to makes the same answer again.
+//! so the folder that it is written to reproduces its verdict.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -46,7 +46,7 @@ impl Case {
         name.to_str().is_some_and(|name| self.files.contains_key(name))
     }
 
-    /// The bytes of a file; none where there is no such file.
+    /// The bytes of a file; empty if there is no such file.
     pub fn bytes(&self, name: &str) -> &[u8] {
         self.files.get(name).map_or(&[], Vec::as_slice)
     }

@@ -1,6 +1,6 @@
 //! Workers as their parent sees them: started, listened to with a limit of time, and ended.
-//! Invariant: whatever happens in a worker becomes a verdict here; no worker outlives its parent's
-//! interest in it.
+//! Invariant: whatever happens in a worker becomes a verdict here; no worker outlives the parent's
+//! need for it.
 
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::verdict::Verdict;
 pub struct Workers {
     /// The program that is also the worker.
     pub program: PathBuf,
-    /// The part that is tried.
+    /// The part that is tested.
     pub target: Target,
     /// The seed of the campaign.
     pub seed: u64,
@@ -25,29 +25,29 @@ pub struct Workers {
     pub limit: Duration,
 }
 
-/// What a worker says.
+/// What a worker reports.
 enum Said {
-    /// It is at this case, which is made of so many changes.
+    /// It has begun this case, which consists of this many changes.
     Case(u64, usize),
-    /// What came of it.
+    /// The verdict on it.
     Verdict(Verdict),
 }
 
-/// One case and what came of it.
+/// One case and its verdict.
 #[derive(Clone, Debug)]
 pub struct Judged {
     /// Its number.
     pub number: u64,
-    /// Of how many changes it is made; 0 where it could not be made.
+    /// Number of its changes; 0 if it could not be made.
     pub changes: usize,
-    /// What came of it.
+    /// The verdict on it.
     pub verdict: Verdict,
 }
 
 impl Workers {
     /// Judges cases from `first` to before `end` in workers with `scratch` as their folder. After
-    /// each one `report` is told, and says whether to go on. A worker that dies is started again
-    /// behind the case that it was at.
+    /// each one `report` is called, and returns whether to go on. A worker that dies is started
+    /// again after the case that it had begun.
     pub fn run(
         &self,
         first: u64,
@@ -77,7 +77,7 @@ impl Workers {
         Ok(())
     }
 
-    /// The verdict on one case of which only some changes are made.
+    /// The verdict on one case with only some of its changes made.
     pub fn some_changes(&self, number: u64, kept: &[usize], scratch: &Path) -> io::Result<Verdict> {
         let kept: Vec<String> = kept.iter().map(usize::to_string).collect();
         let arguments = [
@@ -92,7 +92,7 @@ impl Workers {
         Ok(worker.judged(self.limit, number)?.map_or(Verdict::Hang, |judged| judged.verdict))
     }
 
-    /// The verdict on what lies in a folder.
+    /// The verdict on the files of a folder.
     pub fn folder(&self, folder: &Path) -> io::Result<Verdict> {
         let arguments = ["--file".to_string(), folder.display().to_string()];
         let mut worker = Worker::start(self, &arguments, folder)?;
@@ -100,11 +100,11 @@ impl Workers {
     }
 }
 
-/// A process with its lines.
+/// A process and its lines of output.
 struct Worker {
     process: Child,
     lines: Receiver<String>,
-    /// It was ended, or ended by itself.
+    /// Whether it was ended, or ended by itself.
     has_ended: bool,
 }
 
@@ -132,8 +132,8 @@ impl Worker {
         Ok(Worker { process, lines, has_ended: false })
     }
 
-    /// The next verdict; `None` where all cases are done. `expected` is the case that it is at
-    /// where it has not said so.
+    /// The next verdict; `None` if all cases are done. `expected` is the case that it has begun if
+    /// it has not said so.
     fn judged(&mut self, limit: Duration, expected: u64) -> io::Result<Option<Judged>> {
         let (mut number, mut changes, mut begun) = (expected, 0, false);
         loop {

@@ -1,5 +1,5 @@
-//! Seeded choices. Invariant: what is drawn depends on the seed of the campaign, the number of the
-//! case and the part of the case alone, so one command makes any case again, and leaving a part out
+//! Seeded choices. Invariant: a draw depends on the seed of the campaign, the number of the case
+//! and the part of the case alone, so one command reproduces any case, and leaving a part out
 //! leaves the others as they were.
 
 use fastrand::Rng;
@@ -39,7 +39,7 @@ impl Draw {
         Draw(rng)
     }
 
-    /// A number below `end`; 0 where there is none.
+    /// A number below `end`; 0 if there is none.
     pub fn below(&mut self, end: usize) -> usize {
         if end == 0 { 0 } else { self.0.usize(..end) }
     }

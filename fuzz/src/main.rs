@@ -1,5 +1,5 @@
 //! `tightfit-fuzz TARGET`: a campaign from the command line. Invariant: exit 0 means that nothing
-//! was found, 1 that something was, 2 that nothing could be tried.
+//! was found, 1 that something was, 2 that nothing could be tested.
 
 use std::num::NonZero;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! A finding made small: changes that it does without are left out, then nodes and instructions,
-//! then bytes. Invariant: what is left gives a verdict of the same cause as the whole.
+//! Minimising a finding: unneeded changes are left out, then nodes and instructions, then bytes.
+//! Invariant: what is left gives a verdict of the same cause as the whole.
 
 use std::cell::Cell;
 use std::io;
@@ -13,7 +13,7 @@ use crate::mutate::bytes::packed;
 use crate::target::make::ORIGINAL;
 use crate::verdict::Verdict;
 
-/// Tries for one finding, at most.
+/// Most attempts for one finding.
 const MOST_TRIES: usize = 150;
 
 /// The smallest case found that ends as `judged` did; begins from what lies in `scratch`.
@@ -25,7 +25,7 @@ pub fn minimise(workers: &Workers, judged: &Judged, scratch: &Path) -> io::Resul
         verdict.cause() == cause
     };
     let mut kept: Vec<usize> = (0..judged.changes).collect();
-    // A hang costs its whole limit at every try.
+    // A hang costs its whole limit at every attempt.
     let is_slow = judged.verdict == Verdict::Hang;
     let mut smallest = Case::read(scratch)?;
     for change in (0..judged.changes).rev() {
@@ -38,7 +38,7 @@ pub fn minimise(workers: &Workers, judged: &Judged, scratch: &Path) -> io::Resul
     if is_slow {
         return Ok(smallest);
     }
-    // Fewer nodes are other numbers than the original's.
+    // Fewer nodes give other numbers than the original's.
     if smallest.files.contains_key(ORIGINAL) {
         return Ok(smallest);
     }
@@ -62,7 +62,7 @@ pub fn minimise(workers: &Workers, judged: &Judged, scratch: &Path) -> io::Resul
     Ok(smallest)
 }
 
-/// What a file holds, where that is JSON, and whether it was packed.
+/// The JSON that a file holds, if it does, and whether it was packed.
 fn document(bytes: &[u8]) -> Option<(Json, bool)> {
     if let Ok(document) = serde_json::from_slice(bytes) {
         return Some((document, false));
@@ -74,8 +74,8 @@ fn document(bytes: &[u8]) -> Option<(Json, bool)> {
 
 type Attempt<'a> = dyn FnMut(Vec<u8>) -> io::Result<Option<Case>> + 'a;
 
-/// Leaves out runs of nodes, instructions or modules, from long runs to single ones. Nodes go from
-/// the end, since what is read stands before its readers.
+/// Leaves out runs of nodes, instructions or modules, from long runs to single ones. Nodes are
+/// removed from the end, since a value comes before its readers.
 fn fewer_parts(
     mut document: Json,
     is_packed: bool,

@@ -1,18 +1,18 @@
-//! What came of a case. Invariant: everything that must not happen is a variant that
+//! The verdict on a case. Invariant: everything that must not happen is a variant that
 //! [`Verdict::is_finding`] names; a verdict survives being written as a line and read again.
 
 use std::fmt;
 
-/// What came of one case.
+/// The verdict on one case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// A clear refusal; which part refused.
+    /// A clear refusal, with the part that refused.
     Refused(String),
-    /// Read, and as the laws of its format want it.
+    /// Read, and in accordance with the laws of its format.
     Accepted,
     /// Trained at both budgets, or executed as planned and as captured, with the same bits.
     Executed,
-    /// Beyond what the target takes on, for example too large to be executed here.
+    /// More than the target takes on, for example too large to be executed here.
     Skipped(String),
     /// A law was broken.
     Wrong(String),
@@ -22,12 +22,12 @@ pub enum Verdict {
     Died(String),
     /// No end within the limit.
     Hang,
-    /// More memory than the input can ask for.
+    /// More memory than the input justifies.
     Memory(String),
 }
 
 impl Verdict {
-    /// Something that must not happen.
+    /// Whether it must not happen.
     pub fn is_finding(&self) -> bool {
         match self {
             Verdict::Refused(_) | Verdict::Accepted | Verdict::Executed | Verdict::Skipped(_) => {
@@ -41,7 +41,7 @@ impl Verdict {
         }
     }
 
-    /// The word that counts are kept under.
+    /// The word under which it is counted.
     pub fn kind(&self) -> &'static str {
         match self {
             Verdict::Refused(_) => "refused",
@@ -56,7 +56,7 @@ impl Verdict {
         }
     }
 
-    /// What is said beside the kind.
+    /// The text that follows the kind.
     pub fn detail(&self) -> &str {
         match self {
             Verdict::Refused(what)
@@ -69,7 +69,7 @@ impl Verdict {
         }
     }
 
-    /// Kind and detail with all numbers and names left out: what two findings of one cause share.
+    /// Kind and detail without numbers and names: the same for findings of one cause.
     pub fn cause(&self) -> String {
         let is_place = matches!(self, Verdict::Panic(_));
         let mut cause = format!("{}: ", self.kind());

@@ -1,6 +1,6 @@
-//! A process that makes and judges cases, and says on stdout which one it is at. Invariant: what a
-//! case is made of lies in the scratch folder before it is judged, so that whoever started this
-//! process has it, however the process ends. It ends behind a finding.
+//! A process that makes and judges cases, and reports on stdout which one it has begun. Invariant:
+//! the files of a case lie in the scratch folder before it is judged, so that the parent process
+//! has them, however this one ends. It ends after a finding.
 //!
 //! ```text
 //! case 17 3          number, and of how many changes it is made
@@ -18,7 +18,7 @@ use tightfit_engine::process;
 use crate::target::{Judge, Target, make};
 use crate::verdict::Verdict;
 
-/// Resident bytes beyond which a small input is said to take too much memory.
+/// Resident bytes above which a small input counts as taking too much memory.
 const MOST_RESIDENT: u64 = 1 << 30;
 
 /// The last panic of this process: what, and where.
@@ -26,13 +26,13 @@ static PANIC: Mutex<String> = Mutex::new(String::new());
 
 /// Which cases to judge.
 pub struct Task<'a> {
-    /// The part that is tried.
+    /// The part that is tested.
     pub target: Target,
     /// The seed of the campaign.
     pub seed: u64,
     /// Numbers of the cases.
     pub cases: Range<u64>,
-    /// Which changes of each to make; all where nothing is said.
+    /// Which changes of each to make; all if `None`.
     pub kept: make::Kept<'a>,
 }
 
@@ -58,14 +58,14 @@ pub fn work(task: &Task<'_>, scratch: &Path) -> io::Result<()> {
         writeln!(out, "verdict {verdict}")?;
         out.flush()?;
         if verdict.is_finding() {
-            // What a panic leaves behind is not to be trusted, and the scratch folder is looked at.
+            // The state after a panic cannot be trusted, and the parent reads the scratch folder.
             return Ok(());
         }
     }
     Ok(())
 }
 
-/// Judges what lies in a folder.
+/// Judges the files of a folder.
 pub fn judge_folder(target: Target, folder: &Path) -> Verdict {
     remember_panics();
     judged(&mut Judge::default(), target, folder)
@@ -91,7 +91,7 @@ fn caught<T>(run: impl FnOnce() -> T) -> Result<T, Verdict> {
     })
 }
 
-/// Panics are kept as a sentence instead of being printed.
+/// Keeps panics as a sentence instead of printing them.
 fn remember_panics() {
     set_hook(Box::new(|info| {
         let place = info

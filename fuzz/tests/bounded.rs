@@ -1,5 +1,5 @@
 //! A bounded campaign against every target. Invariant: nothing is found, and enough cases get far:
-//! a campaign whose input is refused at the door finds nothing either.
+//! a campaign whose input is refused at once finds nothing either.
 //!
 //! Tier: quick with a part of the cases, 11 s; full with all of them.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
@@ -84,7 +84,7 @@ fn planted_faults_are_found_made_small_and_kept() {
         let command = std::fs::read_to_string(kept.join("verdict.txt")).unwrap();
         assert_eq!(*count, 1);
         assert!(command.contains("cargo run -p tightfit-fuzz --release -- planted --seed 1"));
-        // A hang costs its limit at each try, so it stays as it was.
+        // A hang costs its limit at each attempt, so its bytes are not minimised.
         if !cause.starts_with("hang") {
             assert!(["panic", "abort", "wrong"].contains(&fault.as_str()), "{cause}: {fault}");
         }

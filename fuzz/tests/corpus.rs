@@ -1,4 +1,4 @@
-//! What was found once. Invariant: each of these cases is refused in words or executed; none of
+//! Earlier findings. Invariant: each of these cases is refused with a message or executed; none of
 //! them is a finding again.
 //!
 //! Tier: quick, since it takes less than a second.
@@ -11,7 +11,7 @@ use tightfit_fuzz::child::Workers;
 use tightfit_fuzz::target::Target;
 use tightfit_fuzz::verdict::Verdict;
 
-/// The folders in a folder of the workspace; none where it is not there.
+/// The folders in a folder of the workspace; none if it does not exist.
 fn cases(folder: &Path) -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(folder);
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };

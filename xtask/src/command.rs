@@ -37,7 +37,7 @@ impl Log {
     /// Prints a line.
     pub fn say(&mut self, line: &str) {
         match &mut self.file {
-            // What cannot be written is lost, as on a standard output that nobody reads.
+            // Output that cannot be written is lost, as on a standard output that no one reads.
             Some(file) => writeln!(file, "{line}").unwrap_or_default(),
             None => say(line),
         }
@@ -80,7 +80,7 @@ impl Log {
         self.steps.extend(other.steps);
     }
 
-    /// Prints every step with its time: since the run began, and of all processors.
+    /// Prints every step, and the whole run since `began`, with elapsed time and processor time.
     pub fn summary(&self, began: Instant) {
         say("== summary");
         say(&format!("{:<12} {:>10} {:>12}", "step", "wall", "processor"));
@@ -98,12 +98,12 @@ fn row(name: &str, wall: Duration, processor: Duration, result: &str) {
     say(&format!("{name:<12} {wall:>8.1} s {processor:>10.1} s  {result}"));
 }
 
-/// Prints a line; it is lost where nobody reads any more, as behind `| head`.
+/// Prints a line; it is lost if the reader has gone, as with `| head`.
 pub fn say(line: &str) {
     writeln!(std::io::stdout(), "{line}").unwrap_or_default();
 }
 
-/// The command as one would type it.
+/// The command as a user would type it.
 pub fn line(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")

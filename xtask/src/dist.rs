@@ -1,5 +1,5 @@
-//! What a release consists of. Invariant: an archive holds the program and what its users need
-//! beside it, in an order and with times that do not depend on who made it; the wheel is for every
+//! What a release consists of. Invariant: an archive holds the program and what its users need in
+//! addition, in an order and with times that do not depend on who made it; the wheel is for every
 //! Python from 3.10 on and every Linux from glibc 2.28 on, whatever it was built on, and has passed
 //! tests; each file's checksum stands in `SHA256SUMS`.
 
@@ -13,17 +13,17 @@ use crate::command::Log;
 use crate::environment::Environment;
 use crate::workspace::Workspace;
 
-/// Where it goes, in the target folder.
+/// The folder for it, in the target folder.
 const ARTIFACTS: &str = "artifacts";
 
-/// What lies beside the program.
+/// Files that are packed with the program.
 const BESIDE: [&str; 4] = ["README.md", "CHANGELOG.md", "LICENSE-APACHE", "LICENSE-MIT"];
 
 /// The oldest Linux that the wheel is for, as wheels name it; that of PyTorch's own.
 const LINUX: &str = "manylinux_2_28";
-/// From which Python on.
+/// The oldest Python that the wheel is for.
 const PYTHON: &str = "cp310-abi3";
-/// What a wheel may take: it is fetched again and again, by every machine that tests something.
+/// Most bytes of a wheel: it is fetched again and again, by every machine that tests something.
 const LARGEST: u64 = 20 << 20;
 /// Tests of the compiled module and the program inside a wheel, and of exceptions that pass through
 /// it: zig brings an unwinder of its own.
@@ -84,7 +84,7 @@ fn manuals(workspace: &Workspace, folder: &Path, log: &mut Log) -> Result<()> {
     Ok(())
 }
 
-/// The triple of what cargo builds for.
+/// The target triple that cargo builds for.
 fn host(workspace: &Workspace) -> Result<String> {
     let output = workspace.command("rustc").arg("-vV").output().context("rustc -vV")?;
     let text = String::from_utf8(output.stdout)?;
@@ -98,7 +98,7 @@ fn wheel(workspace: &Workspace, environment: &Environment, log: &mut Log) -> Res
     let mut maturin = workspace.command(environment.program("maturin"));
     maturin.args(["build", "--zig", "--compatibility", LINUX, "--out"]).arg(&folder);
     maturin.current_dir(workspace.root.join("python"));
-    // Where it looks for zig.
+    // This is where it looks for zig.
     maturin.env("VIRTUAL_ENV", &environment.folder).env("PATH", environment.path()?);
     log.run(maturin)?;
     let files =
@@ -110,7 +110,7 @@ fn wheel(workspace: &Workspace, environment: &Environment, log: &mut Log) -> Res
     Ok(wheel)
 }
 
-/// Refuses a wheel for less than what it should be for, and one that is too large.
+/// Refuses a wheel with narrower tags than intended, and one that is too large.
 fn admit(name: &str, bytes: u64) -> Result<()> {
     let tags = format!("-{PYTHON}-{LINUX}_");
     ensure!(name.contains(&tags), "{name} should be a wheel for {PYTHON}-{LINUX}");

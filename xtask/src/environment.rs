@@ -1,6 +1,6 @@
 //! Virtual environments of Python, in the target folder. Invariant: an environment's stamp holds
 //! the interpreter's version and the requirements that were installed into it, and is written last;
-//! an environment without the right stamp is made anew.
+//! an environment without the right stamp is made from scratch.
 
 use std::ffi::OsString;
 use std::fs;
@@ -14,7 +14,7 @@ use crate::workspace::Workspace;
 
 /// What the tests need.
 const REQUIREMENTS: &str = "python/requirements-dev.txt";
-/// What wheels of a release need beside that.
+/// What wheels of a release need in addition.
 const OF_RELEASES: &str = "python/requirements-dist.txt";
 /// The oldest Python that the tests run on.
 const OLDEST: (u32, u32) = (3, 11);
@@ -43,7 +43,7 @@ impl Environment {
         Environment { folder: workspace.target.join("python-venv"), contents: Contents::Tests }
     }
 
-    /// That of the tests with another version of PyTorch, which has three numbers.
+    /// That of the tests with another version of PyTorch, given as three numbers.
     pub fn with_torch(workspace: &Workspace, version: &str) -> Result<Environment> {
         let numbers: Vec<&str> = version.split('.').collect();
         let is_number = |number: &&str| number.parse::<u32>().is_ok();
@@ -75,7 +75,7 @@ impl Environment {
         Ok(std::env::join_paths(folders)?)
     }
 
-    /// Makes it where it is missing or stale.
+    /// Makes it if it is missing or stale.
     pub fn make(&self, workspace: &Workspace, log: &mut Log) -> Result<()> {
         let stamp = self.folder.join("requirements-installed.txt");
         let required = self.required(workspace)?;
@@ -91,7 +91,7 @@ impl Environment {
         log.run(create)?;
         let list = self.folder.join("requirements.txt");
         fs::write(&list, &required).with_context(|| list.display().to_string())?;
-        // Where uv can be had, it does in twenty seconds what takes pip minutes.
+        // If uv can be installed, it does in twenty seconds what takes pip minutes.
         let mut by_pip = self.pip(workspace);
         by_pip.arg("uv");
         let by_uv = log.run(by_pip).and_then(|()| {
@@ -135,8 +135,8 @@ impl Environment {
     }
 }
 
-/// The same requirements with another version of PyTorch. Each torchvision asks for one version of
-/// it, so that whoever installs them finds the one that goes with it.
+/// The same requirements with another version of PyTorch. Each torchvision requires one version of
+/// PyTorch, so the installer finds the torchvision that matches.
 fn other_torch(required: &str, version: &str) -> String {
     let line = |line: &str| match line.split_once("==") {
         Some(("torch", _)) => format!("torch=={version}\n"),

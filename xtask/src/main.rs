@@ -52,8 +52,8 @@ fn dispatch(arguments: &[String]) -> Result<()> {
     }
 }
 
-/// The folder of the workspace: the parent of this package's, as cargo says when it runs it. Copies
-/// of a clone may share what was built.
+/// The folder of the workspace: the parent of this package's, which cargo names at run time, since
+/// copies of a clone may share what was built.
 fn root() -> Result<PathBuf> {
     let package = std::env::var_os("CARGO_MANIFEST_DIR");
     let package = package.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());

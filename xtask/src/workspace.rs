@@ -1,5 +1,5 @@
-//! Where things are. Invariant: every command begins in the workspace's folder, with the cargo that
-//! began this program, and builds into the one target folder.
+//! Where things are. Invariant: every command starts in the workspace's folder, with the cargo that
+//! started this program, and builds into the one target folder.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -13,14 +13,14 @@ use serde_json::Value;
 pub struct Workspace {
     /// The workspace itself.
     pub root: PathBuf,
-    /// What cargo builds into.
+    /// The folder that cargo builds into.
     pub target: PathBuf,
 }
 
-/// Variables that would lead the steps away from what they build: another target, whose programs
-/// would lie elsewhere; an active conda environment, with which maturin refuses to build; packages
-/// that would be imported instead; folders that pip would install into; options of pytest that
-/// leave tests out.
+/// Variables that would interfere with the steps: another build target, whose programs would lie
+/// elsewhere; an active conda environment, with which maturin refuses to build; packages that would
+/// be imported instead; folders that pip would install into; options of pytest that leave tests
+/// out.
 const FOREIGN: [&str; 9] = [
     "CARGO_BUILD_TARGET",
     "CONDA_PREFIX",
@@ -34,7 +34,7 @@ const FOREIGN: [&str; 9] = [
 ];
 
 impl Workspace {
-    /// The workspace that lies there.
+    /// The workspace in this folder.
     pub fn at(root: &Path) -> Result<Workspace> {
         Ok(Workspace { root: root.to_path_buf(), target: target(root)? })
     }
@@ -50,7 +50,7 @@ impl Workspace {
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         command.current_dir(&self.root);
-        // It may have been said relative to where this program was begun.
+        // The variable may hold a path relative to where this program was started.
         command.env("CARGO_TARGET_DIR", &self.target);
         for name in FOREIGN {
             command.env_remove(name);
@@ -63,7 +63,7 @@ fn cargo() -> OsString {
     std::env::var_os("CARGO").unwrap_or("cargo".into())
 }
 
-/// What cargo builds into, wherever the user has it do that.
+/// The folder that cargo builds into, wherever the user has configured it.
 fn target(root: &Path) -> Result<PathBuf> {
     let mut metadata = Command::new(cargo());
     metadata.args(["metadata", "--no-deps", "--format-version=1", "--manifest-path"]);

@@ -1,11 +1,11 @@
-//! How many micro-batches make one update. Invariant: whoever plans, checks and runs a step with as
-//! many of them speaks of the same graph.
+//! How many micro-batches make one update. Invariant: planning, checking and running a step with
+//! the same number of them refer to the same graph.
 
 use clap::Args;
 use tightfit::graph::Graph;
 use tightfit::pipeline::{PipelineError, accumulate};
 
-/// Micro-batches that make two of every call that there is: more need not be tried.
+/// Micro-batches with which every kind of call occurs: more need not be tried.
 const TRIED: u32 = 2;
 
 /// Gradient accumulation, as it is given on the command line.
@@ -30,12 +30,12 @@ impl Default for Accumulation {
 }
 
 impl Accumulation {
-    /// So many micro-batches.
+    /// This many micro-batches.
     pub fn of_so_many(micro_batches: u32) -> Accumulation {
         Accumulation { micro_batches }
     }
 
-    /// The step of that many micro-batches.
+    /// The step made of that many micro-batches.
     pub fn of(self, graph: Graph) -> Result<Graph, PipelineError> {
         if self.micro_batches == 1 { Ok(graph) } else { accumulate(&graph, self.micro_batches) }
     }
@@ -45,12 +45,12 @@ impl Accumulation {
         self.micro_batches
     }
 
-    /// The fewest that call whatever as many as were asked for do.
+    /// The fewest micro-batches whose step has every call that the requested number has.
     pub fn tried(self) -> u32 {
         self.micro_batches.min(TRIED)
     }
 
-    /// How much of the step that is.
+    /// The fraction of the step that those are.
     pub fn share_tried(self) -> f64 {
         f64::from(self.tried()) / f64::from(self.micro_batches)
     }

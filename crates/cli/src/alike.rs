@@ -1,6 +1,6 @@
-//! Rows that say the same of layers that follow each other. Invariant: one row stands for several
-//! only where their names differ in one number, which counts up by one, and all else that is shown
-//! of them is equal.
+//! Rows that show the same of layers that follow each other. Invariant: one row stands for several
+//! only if their names differ in one number, which counts up by one, and everything else that they
+//! show is equal.
 
 /// The row that stands for a run of rows: the name with the numbers of the first and the last, as
 /// in `layers.4–15`, and the place of the first.
@@ -13,7 +13,7 @@ pub struct Run {
     pub count: usize,
 }
 
-/// Runs of rows with these names; `is_same` says whether all else is equal of two rows.
+/// Runs of rows with these names; `is_same` says whether two rows are equal in everything else.
 pub fn runs(names: &[&str], is_same: impl Fn(usize, usize) -> bool) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for (index, &name) in names.iter().enumerate() {
@@ -30,7 +30,7 @@ pub fn runs(names: &[&str], is_same: impl Fn(usize, usize) -> bool) -> Vec<Run> 
     runs
 }
 
-/// `h.3.mlp` and `h.5.mlp`, two further: `h.3–5.mlp`.
+/// `h.3.mlp` and `h.5.mlp`, a distance of 2: `h.3–5.mlp`.
 fn range(first: &str, other: &str, distance: usize) -> Option<String> {
     let (one, two) = (first.split('.'), other.split('.'));
     if one.clone().count() != two.clone().count() {
@@ -52,8 +52,8 @@ fn range(first: &str, other: &str, distance: usize) -> Option<String> {
     Some(parts.collect::<Vec<_>>().join("."))
 }
 
-/// How many bytes at the front of all names are whole components that they share, if there are
-/// several names; a number stays behind the name of what it counts.
+/// The number of bytes at the front of all names that are whole shared components, if there are
+/// several names; a number stays with the name of what it counts.
 pub fn shared_front(names: &[&str]) -> usize {
     let [first, rest @ ..] = names else { return 0 };
     if rest.is_empty() {

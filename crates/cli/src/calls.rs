@@ -1,6 +1,6 @@
 //! Seconds of a step's calls: from the cache, else from a trial. Invariant: a trial runs in a
-//! process of its own, `tightfit calibrate`, within the budget that was asked for less what this
-//! process holds meanwhile, so measuring takes no more memory than the run and counts against none.
+//! process of its own, `tightfit calibrate`, within the requested budget less what this process
+//! holds meanwhile, so measuring takes no more memory than the run and counts against none.
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -19,7 +19,7 @@ use crate::{exit_code, interrupt, output, processor, program};
 
 /// A step that is predicted to take longer is not tried: its own run will tell.
 const LONGEST: Seconds = Seconds(5.0);
-/// Counted steps of a trial beyond the fewest begin no later than this after the first of them.
+/// Counted steps of a trial beyond the minimum begin no later than this after the first of them.
 pub const TRIAL: Seconds = Seconds(3.0);
 
 /// Where predictions come from.
@@ -31,15 +31,15 @@ pub struct Costs {
     pub roofline: bool,
 }
 
-/// A step that may have to be tried, as the command line names it.
+/// A step that may have to be tried, as named on the command line.
 pub struct Subject<'a> {
     /// The step's folder.
     pub folder: &'a Path,
-    /// Its data; the step's own where nothing was given.
+    /// Its data; the step's own if none were given.
     pub source: &'a Source,
     /// Its budget, as it was written.
     pub budget: &'a str,
-    /// Who plans it.
+    /// The planner for it.
     pub planner: Planner,
     /// Its tier, as it was written.
     pub tier: Option<&'a str>,
@@ -47,7 +47,7 @@ pub struct Subject<'a> {
     pub accumulation: Accumulation,
 }
 
-/// What is known of calls on a machine, without measuring.
+/// Times of calls on a machine that are known without measuring.
 pub fn known(machine: &Machine) -> CallSeconds {
     let nothing = CallSeconds::new(VERSION, machine.threads);
     let Some(path) = cache(machine.threads).filter(|_| machine.runtime.rules().runs_here) else {
@@ -60,7 +60,7 @@ pub fn known(machine: &Machine) -> CallSeconds {
     })
 }
 
-/// Seconds of the calls of a step: what is known, after a trial where a call is missing.
+/// Seconds of the calls of a step: those known, after a trial if any are missing.
 pub fn of_step(
     graph: &Graph,
     machine: &Machine,
@@ -98,7 +98,7 @@ pub fn of_step(
     table
 }
 
-/// Adds to what later runs know. Without a cache they measure again: no reason to fail.
+/// Adds to what later runs know. Without a cache they measure again, which is no reason to fail.
 pub fn remember(machine: &Machine, measured: CallSeconds) {
     let Some(path) = cache(machine.threads) else { return };
     let mut table = known(machine);
@@ -109,8 +109,8 @@ pub fn remember(machine: &Machine, measured: CallSeconds) {
     output::write_whole(&path, table.write().as_bytes()).ok();
 }
 
-/// Tries the step in what its budget leaves beside this process, which waits; where no plan fits
-/// into that, in all of the budget.
+/// Tries the step in what this process, which waits, leaves of its budget; if no plan fits into
+/// that, in all of the budget.
 fn measure(graph: &Graph, machine: &Machine, subject: &Subject<'_>) -> Option<CallSeconds> {
     let budget: Budget = subject.budget.parse().ok()?;
     let own = processor::own();
@@ -123,7 +123,7 @@ fn measure(graph: &Graph, machine: &Machine, subject: &Subject<'_>) -> Option<Ca
         if output.status.success() {
             return read(&output.stdout, machine.threads).ok();
         }
-        // Whatever else it ended of would happen again, or was asked for.
+        // Any other failure would happen again, or was requested.
         if !exit_code::lacked_memory(output.status.code()) {
             return None;
         }
@@ -145,7 +145,7 @@ fn read(bytes: &[u8], threads: u32) -> Result<CallSeconds, CallSecondsError> {
     CallSeconds::read(bytes, VERSION, threads)
 }
 
-/// Where they are kept.
+/// The file in which they are kept.
 fn cache(threads: u32) -> Option<PathBuf> {
     Some(processor::folder()?.join(format!("calls-{VERSION}-{threads}.json")))
 }

@@ -10,9 +10,9 @@ use crate::output::Unprinted;
 use crate::train::LossNotFinite;
 use crate::{interrupt, output};
 
-/// Says why it failed, if it did, and answers its exit code; as JSON too, where that is asked for.
+/// Says why it failed, if it did, and returns its exit code; as JSON too, if that is requested.
 pub fn conclude(result: anyhow::Result<ExitCode>, json: bool) -> ExitCode {
-    // What is still held back may find no place either.
+    // What is still buffered may fail to be written, too.
     match result.and_then(|code| Ok(output::flush().map(|()| code)?)) {
         Ok(code) => code,
         Err(error) => {
@@ -22,8 +22,8 @@ pub fn conclude(result: anyhow::Result<ExitCode>, json: bool) -> ExitCode {
     }
 }
 
-/// Says why a verb failed, and answers its exit code. Where `more` is there, the failure is printed
-/// as JSON too, with the members of `more`.
+/// Says why a verb failed, and returns its exit code. If there is `more`, the failure is printed as
+/// JSON too, with the members of `more`.
 pub fn refuse(error: &anyhow::Error, more: Option<Value>) -> ExitCode {
     let (mut code, mut said) = (ExitCode::from(exit::code(error)), message(error));
     let is_interrupted = exit::code(error) == exit_code::NOT_FOUND && interrupt::raised();
@@ -32,7 +32,7 @@ pub fn refuse(error: &anyhow::Error, more: Option<Value>) -> ExitCode {
         said = format!("interrupted before a plan was found; {said}");
     }
     let unprinted = error.chain().next().and_then(|error| error.downcast_ref::<Unprinted>());
-    // A run that ended at such a loss has said so in its answer.
+    // A run that ended at a loss that is not finite has said so in its answer.
     if unprinted.is_none()
         && !error.is::<LossNotFinite>()
         && let Some(more) = more
@@ -45,17 +45,17 @@ pub fn refuse(error: &anyhow::Error, more: Option<Value>) -> ExitCode {
             document.extend(failure::refusal(error).unwrap_or_default());
             document.extend(more.as_object().cloned().unwrap_or_default());
         }
-        // What standard error has says the same.
+        // Standard error gets the same message.
         let _ = say!("{document}").and_then(|()| output::flush());
     }
-    // Nothing is lost that anybody still waits for (`| head`).
+    // If its reader has gone (`| head`), nothing is lost that anyone still waits for.
     if !unprinted.is_some_and(Unprinted::is_unread) {
         note!("error: {said}");
     }
     code
 }
 
-/// Says that a run was interrupted before it did anything, and answers the exit code.
+/// Says that a run was interrupted before it did anything, and returns the exit code.
 pub fn interrupted_at_once(code: ExitCode, json: bool) -> ExitCode {
     const SAID: &str = "interrupted before the first step; nothing was saved";
     if json {

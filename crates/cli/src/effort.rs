@@ -1,6 +1,6 @@
-//! How hard the planner is to look for something better. Invariant: without a deadline, which the
+//! How hard the planner searches for something better. Invariant: without a deadline, which the
 //! solver always has, the same options give the same plan; an interruption ends the search like a
-//! deadline, and what it had found counts.
+//! deadline, and what was found until then counts.
 
 use std::sync::LazyLock;
 use std::time::Instant;
@@ -14,10 +14,10 @@ use crate::planners::planner;
 use crate::values::duration;
 use crate::{frontier, interrupt};
 
-/// Of a search that nothing else limits.
+/// Deadline of a search that nothing else limits.
 const DEADLINE: Seconds = Seconds(1.0);
 
-/// Operations of a rule that a processor is done with in a second, wherever that is.
+/// Operations of a rule that any processor does in a second.
 const OPERATIONS_OF_A_SECOND: f64 = 1e7;
 
 /// Limits of a search.
@@ -25,7 +25,7 @@ const OPERATIONS_OF_A_SECOND: f64 = 1e7;
 pub struct Limits {
     /// Search no longer than this for a better plan: 10, 10s or 500ms [default: 1s, for stages 1s
     /// for each cut; none for auto with --iterations, and none for planners other than auto, exact
-    /// and offload, which end by themselves]. Where it is not given, a planner may take a second or
+    /// and offload, which end by themselves]. If it is not given, a planner may take a second or
     /// two more, and auto asks all of them: half a minute on 50,000 nodes
     #[arg(long, value_name = "SECONDS", value_parser = duration, allow_hyphen_values = true)]
     pub deadline: Option<Seconds>,
@@ -41,20 +41,20 @@ impl Limits {
         self.timed(planner, seed, &clock)
     }
 
-    /// The effort of a planner, on a clock of the caller.
+    /// The effort of a planner, on a clock given by the caller.
     pub fn timed(
         self,
         planner: Planner,
         seed: u64,
         clock: &(dyn Fn() -> Seconds + Sync),
     ) -> Effort<'_> {
-        // They count no steps, and by themselves may take hours: a solver, and the search for what
-        // to offload.
+        // These count no steps, and may take hours if not stopped: a solver, and the search for
+        // what to offload.
         let needs_deadline = matches!(planner, Planner::Exact | Planner::Offload);
         let is_endless = self.iterations.is_some() && !needs_deadline;
         let default = if is_endless { Seconds(f64::INFINITY) } else { DEADLINE };
         let floor = match self.deadline.or(needs_deadline.then_some(DEADLINE)) {
-            // All floors together are about as long as the search itself, at the most.
+            // All floors together take at most about as long as the search itself.
             Some(deadline) => {
                 let all = (deadline.0 * operations_of_a_second(planner)) as u64;
                 Effort::FLOOR.min(all / planner.floor(1))
@@ -73,7 +73,7 @@ impl Limits {
     }
 }
 
-/// The search for what to offload simulates two lanes as well, and takes four times as long.
+/// The search for what to offload also simulates two lanes, and takes four times as long.
 fn operations_of_a_second(planner: Planner) -> f64 {
     match planner {
         Planner::Offload => OPERATIONS_OF_A_SECOND / 4.0,
@@ -81,7 +81,7 @@ fn operations_of_a_second(planner: Planner) -> f64 {
     }
 }
 
-/// How to look for a plan, for verbs that do nothing else.
+/// How to search for a plan, for verbs that do nothing else.
 #[derive(Args, Clone, Copy)]
 pub struct Search {
     /// One planner by name, or auto for the best plan of all
@@ -107,13 +107,13 @@ impl Search {
         self.limits.effort(self.planner, self.seed)
     }
 
-    /// For each budget of a frontier.
+    /// The search at each budget of a frontier.
     pub fn of_each(self) -> frontier::Search<'static> {
         frontier::Search { planner: self.planner, effort: self.effort() }
     }
 }
 
-/// Time since the program's first look at it; infinite once interrupted.
+/// Time since the program's first call of this function; infinite once interrupted.
 pub fn clock() -> Seconds {
     static START: LazyLock<Instant> = LazyLock::new(Instant::now);
     if interrupt::raised() {

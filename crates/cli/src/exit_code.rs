@@ -1,5 +1,5 @@
-//! What the program says to whoever started it. Invariant: codes of their own stand for what a
-//! script would tell apart; `exit` says which failure has which, and `--help` lists them.
+//! The program's exit codes. Invariant: whatever a script would tell apart has a code of its own;
+//! `exit` says which failure has which, and `--help` lists them.
 
 /// The arguments make no sense.
 pub const USAGE: u8 = 2;
@@ -9,7 +9,7 @@ pub const INFEASIBLE: u8 = 3;
 pub const NOT_FOUND: u8 = 10;
 /// A loss is not finite.
 pub const NOT_FINITE: u8 = 11;
-/// Another rank failed, or is silent.
+/// Another rank failed, or does not answer.
 pub const OTHER_RANK: u8 = 12;
 
 /// The run ended early because a signal asked it to: shells count these from 128.
@@ -17,13 +17,13 @@ pub fn asked_by(signal: i32) -> ExitCode {
     ExitCode(u8::try_from(128 + signal).unwrap_or(1))
 }
 
-/// What the program says to whoever started it. Unlike the one of the standard library, it can be
-/// read, so that a program which is not the whole process may be asked for it.
+/// The program's exit code. Unlike the one of the standard library, it can be read, so that a
+/// program which is not the whole process can be asked for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExitCode(u8);
 
 impl ExitCode {
-    /// All that was asked for was done.
+    /// Everything requested was done.
     pub const SUCCESS: ExitCode = ExitCode(0);
 }
 

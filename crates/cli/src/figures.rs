@@ -10,8 +10,8 @@ use tightfit_engine::{Budget, FittedGraph};
 
 use crate::output;
 
-/// The budget to the byte, so that it can be typed back, and a separator; empty unless the smallest
-/// one was asked for, since others are known to their user.
+/// The budget to the byte, so that it can be typed in again, and a separator; empty unless the
+/// smallest budget was requested, since the user knows any other.
 pub fn smallest(asked: Budget, bytes: Bytes, separator: &str) -> String {
     match asked {
         Budget::Smallest => format!("{} bytes{separator}", bytes.0),
@@ -19,11 +19,11 @@ pub fn smallest(asked: Budget, bytes: Bytes, separator: &str) -> String {
     }
 }
 
-/// What is left of a slab that makes a plan worth a longer search.
+/// Fraction of a slab that has to be unused for a plan to be worth a longer search.
 const MUCH: f64 = 0.1;
 
-/// What to say of a plan that a deadline cut short and that leaves much of its slab unused, though
-/// it is slower than the step as captured.
+/// What to say of a plan that a deadline cut short and that leaves much of its slab unused,
+/// although it is slower than the step as captured.
 pub fn unused(planned: &FittedGraph, deadline: Seconds, took: Seconds) -> Option<String> {
     let (timeline, slab) = (planned.fitted.timeline(), planned.slab());
     let is_slower = timeline.seconds.0 > planned.unplanned.timeline().seconds.0 * (1.0 + 1e-9);
@@ -43,9 +43,9 @@ pub fn unused(planned: &FittedGraph, deadline: Seconds, took: Seconds) -> Option
 pub struct Figures {
     /// Predicted time of the step.
     pub step: Seconds,
-    /// What it takes more than the unplanned step.
+    /// How much more it takes than the unplanned step, as a share.
     pub overhead: f64,
-    /// What every schedule within the budget takes more, at least.
+    /// How much more every schedule within the budget takes, at least.
     pub bound: Option<f64>,
     /// What the plan may lose to the best one: overhead less bound.
     pub gap: Option<f64>,
@@ -58,13 +58,13 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// Of a plan, beside the time of the unplanned step.
+    /// The figures of a plan, relative to the time of the unplanned step.
     pub fn of(fitted: &Fitted, unplanned: Seconds) -> Figures {
         Figures::beside(fitted, fitted.bound(), unplanned)
     }
 
-    /// Of a plan beside a bound of all schedules, in whatever order; none where only a bound in the
-    /// given order is known.
+    /// The figures of a plan relative to a bound on schedules in any order; no bound if only one
+    /// for the given order is known.
     pub fn in_any_order(fitted: &Fitted, unplanned: Seconds) -> Figures {
         let any = |bound: &Bound| bound.class.order == BoundOrder::Any;
         Figures::beside(fitted, fitted.bound().filter(any), unplanned)
@@ -97,13 +97,13 @@ pub struct Moves {
 }
 
 impl Moves {
-    /// Of a schedule in its time.
+    /// The moves of a schedule, as its timeline has them.
     pub fn of(schedule: &Schedule, timeline: &Timeline) -> Moves {
         let below = schedule.below.values().copied().sum();
         Moves { moved: schedule.moved(), below, stall: timeline.stall() }
     }
 
-    /// In words; nothing where nothing moves.
+    /// In words; `None` if nothing moves.
     pub fn words(&self) -> Option<String> {
         let &Moves { moved: [out, back], below, stall } = self;
         (out + back > Bytes::ZERO).then(|| {
@@ -123,13 +123,13 @@ impl Moves {
     }
 }
 
-/// What a step takes more than the unplanned one, as a share of that. The same calls in another
-/// order may add up to a last digit less.
+/// How much more a step takes than the unplanned one, as a share of that. Rounding of the same
+/// calls in another order must not make it negative.
 pub fn overhead(step: Seconds, unplanned: Seconds) -> f64 {
     if unplanned.0 > 0.0 { (step.0 / unplanned.0 - 1.0).max(0.0) } else { 0.0 }
 }
 
-/// A share of a step; of one that takes no time there are none.
+/// A share of a step; zero if the step takes no time.
 pub fn share(part: Seconds, of: Seconds) -> f64 {
     if of.0 > 0.0 { (part.0 / of.0).max(0.0) } else { 0.0 }
 }

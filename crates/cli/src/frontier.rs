@@ -32,7 +32,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Of an error of the planner; an error that is about the step, not about the budget, is none.
+    /// The refusal that an error means; an error about the step, not the budget, is none.
     fn of(error: PlanError) -> Result<Refusal, PlanError> {
         match error {
             PlanError::Infeasible(proof) if proof.is_proven() => Ok(Refusal::Proven),
@@ -43,7 +43,7 @@ impl Refusal {
         }
     }
 
-    /// In a table.
+    /// In words, for a table.
     pub fn words(self) -> &'static str {
         match self {
             Refusal::Proven => "no plan",
@@ -55,20 +55,20 @@ impl Refusal {
 /// How each budget is searched.
 #[derive(Clone, Copy)]
 pub struct Search<'a> {
-    /// Who plans.
+    /// Which planner plans.
     pub planner: Planner,
     /// How hard to look for something better.
     pub effort: Effort<'a>,
 }
 
 impl Search<'_> {
-    /// How long the search takes for so many points and the smallest budget, at most.
+    /// At most how long the search takes for this many points and the smallest budget.
     pub fn of_all(self, points: u32) -> Seconds {
         Seconds(self.effort.deadline.0 * f64::from(points + 1))
     }
 }
 
-/// The points of a frontier, the largest budget first; the search is that of each.
+/// The points of a frontier, the largest budget first; each is searched with the given search.
 pub fn frontier(
     graph: &Graph,
     machine: &Machine,
@@ -90,7 +90,7 @@ pub fn frontier(
     for point in tightfit::frontier(graph, profile, &slabs, Some(smallest), &request) {
         let seconds = unplanned.timeline().seconds;
         let figures = match point.result {
-            // A search that ended early may not have come to what takes no planning.
+            // A search that ended early may not have reached the plan that takes no planning.
             _ if unplanned.schedule().slab <= point.budget => Ok(Figures {
                 bound: Some(0.0),
                 gap: Some(0.0),

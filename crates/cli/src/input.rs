@@ -1,6 +1,6 @@
 //! What verbs are given: a graph file or a step's folder, statistics of modules, a plan, a machine
 //! by name. Invariant: nothing is measured beyond this processor's rates, and what is read was
-//! verified by the room that reads it.
+//! verified by the module that reads it.
 
 use std::fs::File;
 use std::iter;
@@ -47,7 +47,7 @@ pub fn files_with(path: &Path, plan: Option<&Path>) -> anyhow::Result<Vec<PathBu
     Ok(files)
 }
 
-/// All bytes of a file that should hold `what`, where they are at most `most`.
+/// All bytes of a file that should hold `what`, if they are at most `most`.
 pub fn bytes(path: &Path, most: u64, what: &'static str) -> std::io::Result<Vec<u8>> {
     in_full(File::open(path)?, most, what)
 }
@@ -56,7 +56,7 @@ pub fn bytes(path: &Path, most: u64, what: &'static str) -> std::io::Result<Vec<
 pub struct Statistics {
     /// The statistics.
     pub info: ModuleInfo,
-    /// The file that holds them; empty where they are those of a graph.
+    /// The file that holds them; empty if they are those of a graph.
     pub text: Vec<u8>,
     /// The machine that a graph was measured for.
     pub machine: Option<String>,
@@ -73,7 +73,7 @@ pub fn modules(path: &Path, on: &OnMachine) -> anyhow::Result<Statistics> {
                 return Statistics::read(text).with_context(file);
             }
             Err(error) if excess(&error).is_none() => return Err(error).with_context(file),
-            // What is too long for statistics may be a graph.
+            // A file too long for statistics may be a graph.
             Ok(_) | Err(_) => {}
         }
     }
@@ -81,8 +81,7 @@ pub fn modules(path: &Path, on: &OnMachine) -> anyhow::Result<Statistics> {
     Statistics::of(&graph, on.machine(is_step)?)
 }
 
-/// What a file of statistics says of the operators under each module, beside what it says of
-/// modules.
+/// The operators under each module that a file of statistics records in addition to the modules.
 pub fn operators(text: &[u8]) -> Option<serde_json::Value> {
     #[derive(Deserialize)]
     struct Recorded {
@@ -100,18 +99,18 @@ impl Statistics {
             && ["\"mod_stats\"", "\"mod_order\"", "\"module_info\""].into_iter().any(has)
     }
 
-    /// Those that stand in a text.
+    /// Parses statistics from a text.
     pub fn read(text: Vec<u8>) -> anyhow::Result<Statistics> {
         let info = ModuleInfo::from_json(&text)?;
         Ok(Statistics { info, text, machine: None })
     }
 
-    /// Where their times hold, in words that follow one of them.
+    /// Where their times hold, in words to follow one of the times.
     pub fn place(&self) -> String {
         self.machine.as_ref().map_or(String::new(), |machine| format!(" on {machine}"))
     }
 
-    /// Those of a graph on a machine.
+    /// The statistics of a graph on a machine.
     pub fn of(graph: &Graph, machine: Machine) -> anyhow::Result<Statistics> {
         let profile = profile(graph, &machine).without_reuse();
         let info = measure(graph, &profile)?;
@@ -139,9 +138,8 @@ pub struct OnMachine {
 pub struct OnTiers {
     #[command(flatten)]
     on: OnMachine,
-    /// A memory below the device to which plans may move tensors, and its size where that is
-    /// limited: pcie4, pcie5, nvlink-c2c or nvme, as in pcie4:64GiB; with cpu a folder, which is
-    /// measured
+    /// A memory below the device to which plans may move tensors, and its size if that is limited:
+    /// pcie4, pcie5, nvlink-c2c or nvme, as in pcie4:64GiB; with cpu a folder, which is measured
     #[arg(long, value_name = "TIER[:SIZE]")]
     tier: Option<String>,
 }
@@ -153,7 +151,7 @@ fn machines() -> PossibleValuesParser {
 }
 
 impl OnMachine {
-    /// A machine by name, and threads where it is the processor.
+    /// A machine by name, and the number of threads if it is the processor.
     pub fn named(machine: Option<String>, threads: Option<u32>) -> OnMachine {
         OnMachine { machine, efficiency: None, threads }
     }
@@ -171,7 +169,7 @@ impl OnMachine {
         }
     }
 
-    /// The machine called so; without a name the processor for steps, an A100 for graphs.
+    /// The machine with the given name; without a name the processor for steps, an A100 for graphs.
     pub fn machine(&self, is_step: bool) -> anyhow::Result<Machine> {
         let machine = match self.machine.as_deref() {
             Some("cpu") => processor::machine(self.threads),
@@ -187,17 +185,17 @@ impl OnMachine {
 }
 
 impl OnTiers {
-    /// A machine by name, threads where it is the processor, and a tier below it.
+    /// A machine by name, with threads if it is the processor, and a tier below it.
     pub fn named(machine: Option<String>, threads: Option<u32>, tier: Option<String>) -> OnTiers {
         OnTiers { on: OnMachine::named(machine, threads), tier }
     }
 
-    /// The tier, as it is given.
+    /// The tier, as given on the command line.
     pub fn tier(&self) -> Option<&str> {
         self.tier.as_deref()
     }
 
-    /// The machine, with the tier below it where there is one.
+    /// The machine, with the tier below it if there is one.
     pub fn machine(&self, is_step: bool) -> anyhow::Result<Machine> {
         let mut machine = self.on.machine(is_step)?;
         match &self.tier {
@@ -234,7 +232,7 @@ pub fn checked(
     checked.with_context(|| made_for_another(machine))
 }
 
-/// Why a plan may not hold that holds elsewhere.
+/// Why a plan that holds elsewhere may not hold here.
 pub fn made_for_another(machine: &Machine) -> String {
     format!(
         "the plan does not hold on {}; name the machine and the threads that it was made for",

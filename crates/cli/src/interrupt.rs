@@ -1,8 +1,8 @@
-//! Requests to come to an end: Ctrl-C, and the signals SIGTERM and SIGHUP, which batch systems and
-//! closed terminals send. Invariant: the first one asks whatever runs to come to its end in order,
-//! a later one ends the program at once; the exit code names the first. Those that come together
-//! are one request: `timeout` and shells send theirs to the program and to its group. A process
-//! that the program waits for is asked too, and does not outlive it.
+//! Requests to end: Ctrl-C, and the signals SIGTERM and SIGHUP, which batch systems and closed
+//! terminals send. Invariant: the first one asks whatever runs to end in order, a later one ends
+//! the program at once; the exit code names the first. Those that come together are one request:
+//! `timeout` and shells send theirs to the program and to its group. A process that the program
+//! waits for is asked too, and does not outlive it.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -12,7 +12,7 @@ use crate::exit_code::{self, ExitCode};
 /// The number of the signal that asked; 0 for none.
 static RAISED: AtomicI32 = AtomicI32::new(0);
 
-/// From now on requests ask instead of killing; without effect when done again.
+/// From now on requests ask instead of killing; repeated calls have no effect.
 pub fn listen() {
     static LISTENING: Once = Once::new();
     LISTENING.call_once(|| {
@@ -22,22 +22,22 @@ pub fn listen() {
     });
 }
 
-/// The program was asked to come to its end.
+/// Whether the program was asked to end.
 pub fn raised() -> bool {
     RAISED.load(Ordering::SeqCst) != 0
 }
 
-/// The exit code of what ended in order, whether it was asked to or not.
+/// The exit code of a run that ended in order, whether it was asked to or not.
 pub fn code() -> ExitCode {
     code_of(signal())
 }
 
-/// The signal that asked for the end; zero where none did.
+/// The signal that asked for the end; zero if none did.
 pub fn signal() -> i32 {
     RAISED.load(Ordering::SeqCst)
 }
 
-/// The exit code of what ended in order where this signal, or none, asked for it.
+/// The exit code of a run that ended in order because of this signal, or of none.
 pub fn code_of(signal: i32) -> ExitCode {
     match signal {
         0 => ExitCode::SUCCESS,
@@ -45,13 +45,13 @@ pub fn code_of(signal: i32) -> ExitCode {
     }
 }
 
-/// Undoes what a parent's own ways of handling signals leave behind, which survives `execve(2)`:
-/// requests that it blocked arrive, and children can be waited for that it did not wait for.
+/// Undoes what a parent's handling of signals leaves behind, which survives `execve(2)`: requests
+/// that it blocked arrive, and children can be waited for even if it ignored the end of its own.
 pub fn heed() {
     signals::heed();
 }
 
-/// From now on a file that may not grow (`ulimit -f`) fails a write, where it would end the
+/// From now on a write to a file that may not grow (`ulimit -f`) fails, instead of ending the
 /// program.
 pub fn outlive_full_files() {
     signals::outlive_full_files();
@@ -67,7 +67,7 @@ mod signals {
 
     /// When the first request came, in nanoseconds of the system's clock; 0 before.
     static FIRST: AtomicI64 = AtomicI64::new(0);
-    /// What comes no later than this belongs to the first request.
+    /// Signals that come no later than this belong to the first request, in nanoseconds.
     const TOGETHER: i64 = 500_000_000;
 
     /// The signals that are requests.
@@ -97,7 +97,7 @@ mod signals {
                 if libc::sigaction(signal, std::ptr::null(), &mut known) != 0 {
                     return false;
                 }
-                // Whoever started the program wants it so: `nohup`, or a shell in the background.
+                // Whatever started the program wants it so: `nohup`, or a shell in the background.
                 if known.sa_sigaction == libc::SIG_IGN {
                     return true;
                 }
@@ -111,7 +111,7 @@ mod signals {
     }
 
     pub fn outlive_full_files() {
-        // SAFETY: no handler is called: the signal is ignored, and the write says what is wrong.
+        // SAFETY: no handler is called: the signal is ignored, and the write reports the error.
         unsafe {
             libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
         }
@@ -133,7 +133,7 @@ mod signals {
             process::send(signal);
             return;
         }
-        // Another thread may have taken the first one and not yet said when.
+        // Another thread may have counted the first one and not yet stored its time.
         let first = FIRST.load(Ordering::SeqCst);
         if first == 0 || now - first < TOGETHER {
             return;

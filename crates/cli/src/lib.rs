@@ -1,5 +1,5 @@
 //! The program `tightfit` as a library: [`run`] is all of it, for the binary of that name and for
-//! the Python package, which has it inside. What other rooms of this crate know of inputs, budgets
+//! the Python package, which contains it. What other modules of this crate know of inputs, budgets
 //! and results is public for the Python package alone.
 //!
 //! Invariant: every failure of the program is one clear message on standard error and an exit code
@@ -54,7 +54,7 @@ use crate::verbs::{
     trace,
 };
 
-/// Where options of every verb stand in its help.
+/// Position, in each verb's help, of the options that every verb has.
 const BEHIND_OTHERS: usize = 900;
 
 #[derive(Parser)]
@@ -97,8 +97,8 @@ enum Verb {
     Man(completions::ManArguments),
 }
 
-/// Does what the arguments say, the name of the program first, as the whole of a process: a second
-/// Ctrl-C ends the process.
+/// Does what the arguments say, of which the first is the name of the program, as the whole of a
+/// process: a second Ctrl-C ends the process.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     process::begins_with(process::resident());
     output::open_streams();
@@ -129,13 +129,13 @@ fn command() -> clap::Command {
 fn show(refused: &clap::Error, json: bool) -> anyhow::Result<ExitCode> {
     if json && refused.use_stderr() {
         let said = refused.to_string();
-        // Behind an empty line, clap says how to use the program.
+        // After an empty line, clap says how to use the program.
         let said = said.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
         say!("{}", failure::document(ExitCode::from(exit_code::USAGE), said))?;
     }
     match refused.print() {
         Err(error) if !refused.use_stderr() => Err(Unprinted::from(error).into()),
-        // Nobody is left to tell that nothing could be said on standard error.
+        // There is no one left to tell that standard error failed.
         _ => Ok(ExitCode::from(u8::try_from(refused.exit_code()).unwrap_or(exit_code::USAGE))),
     }
 }

@@ -1,5 +1,5 @@
-//! Writing results. Invariant: a file appears whole or not at all; standard output that takes no
-//! more is an error like any other, so that whoever prints decides what is still to be saved.
+//! Writing results. Invariant: a file appears whole or not at all; standard output that accepts no
+//! more is an error like any other, so that its caller decides what is still to be saved.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -27,8 +27,7 @@ macro_rules! tell {
     ($($text:tt)*) => { $crate::output::sentence("", format_args!($($text)*)) };
 }
 
-/// Prints a figure to standard output: its name, what it is, and in words what there is to say of
-/// it.
+/// Prints a figure to standard output: its name, its value, and a sentence about it.
 macro_rules! row {
     ($name:expr, $figure:expr) => { row!($name, $figure, "") };
     ($name:expr, $figure:expr, $($text:tt)*) => {
@@ -43,12 +42,12 @@ macro_rules! entry {
     };
 }
 
-/// Prints a line to standard error; where that takes nothing, nobody is left to be told.
+/// Prints a line to standard error; if that fails, there is no one left to tell.
 macro_rules! note {
     ($($text:tt)*) => { $crate::output::aside(format_args!($($text)*)) };
 }
 
-/// Standard output took no more.
+/// Standard output accepted no more.
 #[derive(Debug, Error)]
 #[error("standard output: {0}")]
 pub struct Unprinted(#[from] io::Error);
@@ -60,13 +59,13 @@ impl Unprinted {
     }
 }
 
-/// What came of printing.
+/// The outcome of printing.
 pub type Printed = Result<(), Unprinted>;
 
 /// The name of standard output as a file to write.
 const STANDARD_OUTPUT: &str = "-";
 
-/// Whether standard output is a file's: then results for people go to standard error.
+/// Whether standard output is taken by a file: then results for people go to standard error.
 static IS_TAKEN: AtomicBool = AtomicBool::new(false);
 
 /// A line on standard output.
@@ -74,7 +73,7 @@ pub fn line(text: fmt::Arguments<'_>) -> Printed {
     styled(text, str::to_string)
 }
 
-/// A line on standard output that stands above others: what an answer is about, or the heads of a
+/// A line on standard output that stands above others: the subject of an answer, or the heads of a
 /// table.
 pub fn heading(text: fmt::Arguments<'_>) -> Printed {
     // One line, whatever names hold.
@@ -95,7 +94,7 @@ const USUAL: usize = 80;
 
 static COLUMNS: AtomicUsize = AtomicUsize::new(USUAL);
 
-/// From now on lines are as long as what they say.
+/// From now on lines are as long as their content.
 pub fn widen(is_wide: bool) {
     COLUMNS.store(if is_wide { usize::MAX } else { USUAL }, Ordering::Relaxed);
 }
@@ -105,21 +104,21 @@ pub fn columns() -> usize {
     COLUMNS.load(Ordering::Relaxed)
 }
 
-/// Whether lines are as long as what they say.
+/// Whether lines are as long as their content.
 pub fn is_wide() -> bool {
     columns() == usize::MAX
 }
 
-/// The answer of a verb as JSON, with what it is written as.
+/// The answer of a verb as JSON, with the name of its format.
 pub fn answer(mut answer: Value) -> Printed {
     answer["format"] = json!(ANSWER);
     line(format_args!("{answer}"))
 }
 
-/// What answers are written as: members keep their meaning, and others may come to them.
+/// The format of answers: members keep their meaning, and new ones may be added.
 const ANSWER: &str = "tightfit-answer/1";
 
-/// Lines of text behind `head`, the second and later ones below the first one's text.
+/// Lines of text after `head`; the second and later lines are indented to the text of the first.
 pub fn sentence(head: &str, text: fmt::Arguments<'_>) -> Printed {
     let indent = " ".repeat(head.chars().count());
     let options = Options::new(columns())
@@ -136,7 +135,7 @@ pub fn sentence(head: &str, text: fmt::Arguments<'_>) -> Printed {
 /// A space at which no line ends.
 const JOINT: char = '\u{a0}';
 
-/// Text whose figures stay beside their units.
+/// Text whose figures stay on the same line as their units.
 fn together(text: &str) -> String {
     const UNITS: [&str; 9] = ["%", "B", "KiB", "MiB", "GiB", "TiB", "ms", "s", "points"];
     let mut result = String::with_capacity(text.len());
@@ -151,17 +150,17 @@ fn together(text: &str) -> String {
     result
 }
 
-/// A figure, its name before it and a sentence behind it.
+/// A figure, with its name before it and a sentence after it.
 pub fn row(name: &str, figure: &str, text: fmt::Arguments<'_>) -> Printed {
     sentence(&format!("{name:<16}{figure:>12}  "), text)
 }
 
-/// A figure that is words, its name before it.
+/// A figure that is words, with its name before it.
 pub fn entry(name: &str, text: fmt::Arguments<'_>) -> Printed {
     sentence(&format!("{name:<16}"), text)
 }
 
-/// What was printed has reached whoever reads it.
+/// What was printed has reached its reader.
 pub fn flush() -> Printed {
     io::stdout().flush().map_err(Unprinted)
 }
@@ -176,8 +175,8 @@ pub fn several(count: usize, what: &str, plural: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { plural })
 }
 
-/// Standard streams that were closed lead nowhere from now on; else the next file that is opened
-/// would become one, and get what is printed.
+/// Closed standard streams lead nowhere from now on; otherwise the next file that is opened would
+/// become one, and receive what is printed.
 pub fn open_streams() {
     #[cfg(unix)]
     {
@@ -192,7 +191,7 @@ pub fn open_streams() {
     }
 }
 
-/// Writes a whole file, as [`file::write`] does it, or to standard output where its name is `-`.
+/// Writes a whole file, as [`file::write`] does it, or to standard output if its name is `-`.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     if path.as_os_str() == STANDARD_OUTPUT {
         IS_TAKEN.store(true, Ordering::Relaxed);
@@ -204,14 +203,14 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
         .with_context(|| format!("{} could not be written", path.display()))
 }
 
-/// Files that a verb writes beside its answer.
+/// Files that a verb writes in addition to its answer.
 #[derive(Default)]
 pub struct Written<'a> {
     files: Vec<(&'a Path, Bytes, &'static str)>,
 }
 
 impl<'a> Written<'a> {
-    /// Writes one, of which `what` says what it is.
+    /// Writes one; `what` describes it.
     pub fn write(
         &mut self,
         path: &'a Path,
@@ -225,7 +224,7 @@ impl<'a> Written<'a> {
         Ok(())
     }
 
-    /// Says what was written, behind the answer.
+    /// Says what was written, after the answer.
     pub fn tell(&self) -> Printed {
         self.files
             .iter()
@@ -233,8 +232,8 @@ impl<'a> Written<'a> {
     }
 }
 
-/// Refuses a place where nothing can be written, before minutes are spent on what is to be written
-/// there. Where it is standard output, nothing else is printed there from now on.
+/// Refuses a place that cannot be written to, before minutes are spent on what is to be written
+/// there. If it is standard output, nothing else is printed there from now on.
 pub fn writable(path: &Path) -> anyhow::Result<()> {
     if path.as_os_str() == STANDARD_OUTPUT {
         IS_TAKEN.store(true, Ordering::Relaxed);
@@ -245,7 +244,7 @@ pub fn writable(path: &Path) -> anyhow::Result<()> {
 
 /// `+12.3 %`
 pub fn percent(share: f64) -> String {
-    // Nothing has no sign.
+    // Zero has no sign.
     format!("{:+.1} %", (share * 1e3).round() / 10.0 + 0.0)
 }
 
@@ -254,13 +253,13 @@ pub fn milliseconds(seconds: Seconds) -> String {
     format!("{} ms", in_milliseconds(seconds))
 }
 
-/// The number of [`milliseconds`] alone: two decimals, or what three significant digits take.
+/// The number in [`milliseconds`] alone: two decimals, or as many as three significant digits take.
 pub fn in_milliseconds(seconds: Seconds) -> String {
     decimal(seconds.0 * 1e3, 2)
 }
 
 /// A number with `usual` decimals, or as many more as three significant digits take; with an
-/// exponent where those would be more than eight.
+/// exponent if those would be more than eight.
 pub fn decimal(number: f64, usual: usize) -> String {
     if number == 0.0 || !number.is_finite() {
         return format!("{number:.usual$}");
@@ -268,7 +267,7 @@ pub fn decimal(number: f64, usual: usize) -> String {
     if number.abs() < 1e-6 {
         return format!("{number:.2e}");
     }
-    // A cast of less than nothing is 0.
+    // A negative number is cast to 0.
     let decimals = usual.max((2.0 - number.abs().log10().floor()) as usize);
     format!("{number:.decimals$}")
 }

@@ -1,17 +1,17 @@
 //! Examples in the help that can be pasted. Invariant: a line of an example has at most 80 columns,
-//! and one that goes on in the next line ends with the backslash that a shell wants there.
+//! and one that continues in the next line ends with the backslash that a shell needs there.
 
 use clap::Command;
 
 /// Columns of a line.
 const MOST: usize = 80;
-/// With what an example begins, and with what the lines behind its first one.
+/// How the first line of an example begins, and how the lines after it do.
 const FIRST: &str = "  tightfit ";
 const NEXT: &str = "      ";
-/// With what a line ends that goes on.
+/// How a line ends that continues in the next.
 const GOES_ON: &str = " \\";
 
-/// The same command, and the same of those within it, whose examples are folded.
+/// The same command and its subcommands, with their examples folded.
 pub fn pasteable(mut command: Command) -> Command {
     if let Some(help) = command.get_after_help() {
         let folded: Vec<String> = help.to_string().lines().map(folded).collect();
@@ -20,7 +20,7 @@ pub fn pasteable(mut command: Command) -> Command {
     command.mut_subcommands(pasteable)
 }
 
-/// A line of help; one of an example that is too long is folded before its options.
+/// A line of help; an example that is too long is folded before its options.
 fn folded(line: &str) -> String {
     if line.len() <= MOST || !line.starts_with(FIRST) {
         return line.to_string();
@@ -50,7 +50,7 @@ fn groups(line: &str) -> Vec<String> {
             Some(group) if is_open && !begins => *group = format!("{group} {word}"),
             _ => groups.push(word.to_string()),
         }
-        // The program, its verb and what the verb is about may stand on one line.
+        // The program, its verb and the verb's argument may stand on one line.
         is_open = begins || groups.len() == 1;
     }
     groups

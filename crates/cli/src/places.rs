@@ -6,7 +6,7 @@ use std::path::{Component, Path, PathBuf};
 use thiserror::Error;
 use tightfit_engine::file::end_of_links;
 
-/// A path as people write it: without what `..` takes back, where that leads to the same file.
+/// A path as people write it: without components that `..` undoes, if that leads to the same file.
 pub fn short(path: &Path) -> PathBuf {
     let mut short = PathBuf::new();
     for part in path.components() {
@@ -17,7 +17,7 @@ pub fn short(path: &Path) -> PathBuf {
             short.push(part);
         }
     }
-    // Behind a symbolic link, `..` leads elsewhere.
+    // After a symbolic link, `..` leads elsewhere.
     let is_same = path.canonicalize().is_ok_and(|file| short.canonicalize().ok() == Some(file));
     if is_same { short } else { path.to_path_buf() }
 }
@@ -28,7 +28,7 @@ pub enum Replaced {
     /// Two results go into one file.
     #[error("{first} and {second} name the same file; the second would replace the first")]
     Result {
-        /// The option of the one.
+        /// The option of one.
         first: &'static str,
         /// The option of the other.
         second: &'static str,
@@ -43,8 +43,8 @@ pub enum Replaced {
     },
 }
 
-/// Refuses results that would replace each other, or one of `sources`. What is no file, such as
-/// `/dev/null`, takes any number of results.
+/// Refuses results that would replace each other, or one of `sources`. Anything that is not a
+/// regular file, such as `/dev/null`, takes any number of results.
 pub fn distinct(
     results: &[(&'static str, Option<&PathBuf>)],
     sources: &[PathBuf],
@@ -64,7 +64,7 @@ pub fn distinct(
     Ok(())
 }
 
-/// The one name of a file, be it there or not.
+/// The one name of a file, whether it exists or not.
 fn file(path: &Path) -> Option<PathBuf> {
     match path.metadata() {
         Ok(found) => found.is_file().then(|| path.canonicalize().ok()).flatten(),

@@ -1,5 +1,5 @@
-//! Planners as arguments. Invariant: every planner that has a name can be chosen, and help says of
-//! each in a sentence what it does.
+//! Planners as arguments. Invariant: every planner that has a name can be chosen, and help says in
+//! one sentence what each does.
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use tightfit::plan::Planner;
@@ -11,7 +11,7 @@ pub fn planner() -> impl TypedValueParser<Value = Planner> {
     PossibleValuesParser::new(values).try_map(|name| named(&name))
 }
 
-/// The planner called `name`; who asks for another one is told the names.
+/// The planner called `name`; for another name, an error that lists the names.
 pub fn named(name: &str) -> Result<Planner, String> {
     Planner::from_name(name).ok_or_else(|| {
         let ours = Planner::ALL.map(|(_, name)| name).join(", ");

@@ -12,7 +12,7 @@ use tightfit_engine::{Budget, Extent, process, reserve};
 
 use crate::{output, program};
 
-/// Worker threads: as asked, or one for each processor.
+/// Worker threads: as requested, or one for each processor.
 pub fn threads(asked: Option<u32>) -> u32 {
     asked
         .filter(|&threads| threads > 0)
@@ -28,8 +28,8 @@ pub fn machine(asked: Option<u32>) -> Machine {
         .unwrap_or_else(|| Machine::unmeasured_cpu(threads))
 }
 
-/// The same, where measuring may take no more memory than a run of the graph within `budget`. What
-/// is known from larger measurements is used; where those take too much, smaller ones are made.
+/// The same, but measuring may take no more memory than a run of the graph within `budget`. Results
+/// of larger measurements are used if known; if those take too much, smaller ones are made.
 pub fn machine_within(
     asked: Option<u32>,
     graph: &Graph,
@@ -49,11 +49,11 @@ pub fn machine_within(
     kept.or_else(|| measure(threads, extent)).unwrap_or(guessed)
 }
 
-/// The bytes of a budget, or fewer where it is the smallest one, which is not known yet.
+/// The bytes of a budget, or a lower limit of them for the smallest one, which is not known yet.
 fn least(graph: &Graph, machine: &Machine, budget: Budget, has_tier: bool) -> Bytes {
     match bytes(graph, machine, budget) {
         Some(budget) => budget,
-        // Parameters and state may lie below.
+        // Parameters and state may lie in the tier below.
         None if has_tier => reserve(graph, machine).total(),
         None => reserve(graph, machine).total() + graph.static_bytes(),
     }
@@ -71,8 +71,8 @@ pub fn bytes(graph: &Graph, machine: &Machine, budget: Budget) -> Option<Bytes> 
     budget.bytes(peak, reserve(graph, machine))
 }
 
-/// What this process holds while it waits for another one, which runs the same program; nothing of
-/// a process that no budget is meant for.
+/// What this process holds while it waits for another one, which runs the same program; zero for a
+/// process that no budget applies to.
 pub fn own() -> Bytes {
     if !process::is_program() {
         return Bytes::ZERO;
@@ -85,8 +85,8 @@ fn kept(threads: u32, extent: Extent) -> Option<Machine> {
     parse(&std::fs::read(cache(threads, extent)?).ok()?, threads)
 }
 
-/// Keeps what was measured, as JSON. Without a cache the next run measures again: no reason to
-/// fail.
+/// Keeps what was measured, as JSON. Without a cache the next run measures again, which is no
+/// reason to fail.
 pub fn remember(threads: u32, extent: Extent, machine: &str) {
     let Some(path) = cache(threads, extent) else { return };
     if let Some(folder) = path.parent() {

@@ -1,5 +1,5 @@
 //! How the program starts itself again, for what is measured in a process of its own. Invariant:
-//! what is started is this very program, whoever holds it: the file that runs, or a Python
+//! the program that is started is this one, in whatever form it runs: the file itself, or a Python
 //! interpreter that has it as a module.
 
 use std::ffi::OsString;
@@ -9,8 +9,8 @@ use std::sync::OnceLock;
 
 static WORDS: OnceLock<Vec<OsString>> = OnceLock::new();
 
-/// From now on the program is started by these words, and its arguments behind them; without effect
-/// when said again.
+/// From now on the program is started by these words, followed by its arguments; only the first
+/// call has an effect.
 pub fn starts_by(words: Vec<OsString>) {
     let _ = WORDS.set(words);
 }

@@ -1,5 +1,5 @@
-//! That the program is at work. Invariant: nothing is drawn in the first second, nor where standard
-//! error is no terminal, and what was drawn is gone when the work is done.
+//! Progress display. Invariant: nothing is drawn in the first second, nor if standard error is no
+//! terminal, and what was drawn is gone when the work is done.
 
 use std::io::{self, IsTerminal};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -13,15 +13,15 @@ use crate::interrupt;
 
 /// Work that ends sooner shows nothing.
 const QUIET: Duration = Duration::from_secs(1);
-/// Between two drawings.
+/// Time between two drawings.
 const FRAME: Duration = Duration::from_millis(200);
-/// What is drawn first, in turns.
+/// What is drawn first, in turn.
 const FRAMES: [char; 4] = ['|', '/', '-', '\\'];
-/// Columns that stay free.
+/// Columns left free at the end of the line.
 const ROOM: usize = 4;
 
-/// Does work, and says meanwhile that it is being done, for how long already, and at most how long
-/// where that is known.
+/// Does work, and says meanwhile that it is being done, for how long so far, and at most how long
+/// if that is known.
 pub fn during<T>(doing: &str, most: Seconds, work: impl FnOnce() -> T) -> T {
     if !io::stderr().is_terminal() {
         return work();
@@ -46,14 +46,14 @@ fn draw(doing: &str, most: Seconds, done: &Receiver<()>) {
     let terminal = Term::stderr();
     for frame in FRAMES.iter().cycle() {
         let text = format!("{frame} {}", message(doing, start.elapsed(), most));
-        // A narrower line, so that `^C` behind it does not begin another one.
+        // A narrower line, so that `^C` after it does not begin another one.
         let width = usize::from(terminal.size().1).saturating_sub(ROOM);
         let drawn = terminal
             .clear_line()
             .and_then(|()| terminal.write_str(&truncate_str(&text, width, "…")));
         let is_done = done.recv_timeout(FRAME) != Err(RecvTimeoutError::Timeout);
         if is_done || drawn.is_err() {
-            // Where the terminal is gone, nobody looks at it.
+            // If the terminal is gone, no one is watching it.
             let _ = terminal.clear_line();
             return;
         }

@@ -1,14 +1,14 @@
 //! Text as it is shown. Invariant: what reaches standard output or standard error holds no control
-//! characters but the ends of lines, whatever the names in files hold: a terminal obeys nobody but
+//! characters but the ends of lines, whatever the names in files hold: a terminal obeys no one but
 //! its user. `say!` and `note!` pass through here.
 
 use std::fmt::{self, Write};
 
-/// The text with what a terminal would obey written out, as JSON writes it: so a document stays one
-/// that reads the same.
+/// The text with everything that a terminal would obey written out, as JSON writes it: so a
+/// document remains one that reads the same.
 pub fn shown(text: fmt::Arguments<'_>) -> String {
     let mut shown = Shown(String::new());
-    // A string takes everything, and what cannot be formatted ends there.
+    // Writing to a string cannot fail; if something cannot be formatted, the text ends there.
     let _ = shown.write_fmt(text);
     shown.0
 }
@@ -32,8 +32,8 @@ impl Write for Shown {
     }
 }
 
-/// Control characters (ECMA-48), and those that turn the direction of writing around (Unicode's
-/// Bidi_Control), with which a name looks like another.
+/// Control characters (ECMA-48), and those that change the direction of writing (Unicode's
+/// Bidi_Control), with which a name can look like another.
 fn is_obeyed(character: char) -> bool {
     let turns = matches!(character,
         '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');

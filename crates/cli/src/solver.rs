@@ -1,6 +1,6 @@
 //! What verbs that plan modules have in common: modules by name, a budget, limits of the solver.
-//! Invariant: a share is one of the baseline peak, of one device without checkpointing and without
-//! sharding.
+//! Invariant: a share is one of the baseline peak, that of one device without checkpointing and
+//! without sharding.
 
 use clap::Args;
 use tightfit::analysis::modules::{ModuleIndex, ModuleInfo};
@@ -11,7 +11,7 @@ use tightfit_engine::{Budget, BudgetError, Reserve};
 
 use crate::values::{UnknownModule, duration, share};
 
-/// What the peaks of planned modules leave out.
+/// What the peaks of planned modules count, and what they leave out.
 pub const COUNTED: &str = "\
 both peaks count parameters, gradients and activations; batch, buffers and optimizer state come on \
 top";
@@ -46,7 +46,7 @@ impl Solver {
         self.deadline
     }
 
-    /// For the planners.
+    /// The limits, as planners take them.
     pub fn limits(self) -> SolverLimits {
         SolverLimits { gap: self.gap, seconds: Some(self.deadline) }
     }
@@ -72,10 +72,10 @@ pub fn named(info: &ModuleInfo, names: &[String]) -> Result<Vec<ModuleIndex>, Un
         .collect()
 }
 
-/// A clock; one that jumps to infinity ends a plan.
+/// A clock; if it jumps to infinity, planning ends.
 pub type Clock<'a> = &'a (dyn Fn() -> Seconds + Sync);
 
-/// Plans within a budget, or within the smallest that can be met, in the time of `limits` in all.
+/// Plans within a budget, or within the smallest that can be met, in the time of `limits` in total.
 pub fn within<P>(
     info: &ModuleInfo,
     budget: Budget,
@@ -83,7 +83,7 @@ pub fn within<P>(
     plan: impl Fn(Bytes, SolverLimits) -> Result<P, ModulePlanError>,
 ) -> anyhow::Result<(Bytes, P)> {
     let start = clock();
-    // In a share of the time that is left.
+    // Plans in a share of the time that is left.
     let plan = |budget, share: f64| {
         let left = |seconds: Seconds| seconds.0 - (clock().0 - start.0);
         let left = |seconds| Seconds((left(seconds) * share).max(0.0));

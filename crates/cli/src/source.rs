@@ -1,5 +1,5 @@
-//! Where a run's batches come from. Invariant: a step reads what lies with it, or where its user
-//! works, unless its user allows more.
+//! Where a run's batches come from. Invariant: a step reads only files next to it, or where its
+//! user works, unless the user allows more.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -22,7 +22,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// The data of a step, or what stands for them.
+    /// The data of a step, or the file given in their place.
     pub fn open(&self, step: &Step) -> anyhow::Result<Dataset> {
         let data = self.data.as_deref();
         match step.outside(data).filter(|_| !self.allow_outside) {
@@ -31,7 +31,7 @@ impl Source {
         }
     }
 
-    /// Gives another run of the program the same.
+    /// Passes the same on to another run of the program.
     pub fn pass_on(&self, command: &mut Command) {
         if let Some(data) = &self.data {
             command.arg("--data").arg(data);

@@ -1,6 +1,6 @@
 //! Colour. Invariant: an escape sequence reaches a stream only if `--color` says so, or if the
 //! stream is a terminal and neither `--color` nor the environment (NO_COLOR) objects; only the
-//! program's own words are styled, after `shown` has taken out what a name may hold.
+//! program's own words are styled, after `shown` has removed whatever a name may hold.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -40,11 +40,11 @@ impl Color {
                 joined => joined.strip_prefix('='),
             }
         });
-        // As clap takes it: the last one counts.
+        // The last one counts, as in clap.
         values.next_back().and_then(|value| Color::from_str(value, false).ok()).unwrap_or_default()
     }
 
-    /// Settles it for the whole process, for what clap prints as well.
+    /// Settles it for the whole process, including what clap prints.
     pub fn settle(self) {
         let choice = match self {
             Color::Auto => ColorChoice::Auto,

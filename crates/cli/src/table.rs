@@ -1,6 +1,6 @@
-//! Tables for people. Invariant: what a column sorts by is what it shows, before it was rounded or
+//! Tables for people. Invariant: a column is sorted by what it shows, before it was rounded or
 //! shortened; rows that tie, or have nothing there, stay in their order; a row is one line of usual
-//! width, and what that has no room for is said to be left out, unless lines may be wide.
+//! width, and whatever does not fit into it is said to be left out, unless lines may be wide.
 
 use std::cmp::Ordering;
 
@@ -10,7 +10,7 @@ use tightfit::units::{Bytes, Flops, Seconds};
 
 use crate::{alike, output};
 
-/// Text is not shortened to less.
+/// The fewest columns to which text is shortened.
 const LEAST: usize = 12;
 /// Between two columns.
 const GAP: &str = "  ";
@@ -35,7 +35,7 @@ pub struct Cell {
 enum Shorten {
     /// Nowhere.
     Never,
-    /// In its middle, but behind an indent of so many characters.
+    /// In its middle, after an indent of this many characters.
     Middle(usize),
     /// At its front, by whole components.
     Front,
@@ -58,13 +58,13 @@ pub struct Table {
 }
 
 impl Cell {
-    /// What does not apply, or is zero: a dash, so that what there is stands out.
+    /// What does not apply, or is zero: a dash, so that other entries stand out.
     pub fn nothing() -> Cell {
         Cell { text: "–".to_string(), key: Key::Nothing, shorten: Shorten::Never }
     }
 
     fn shortened(text: String, key: &str, shorten: Shorten) -> Cell {
-        // A row is one line, whatever names hold.
+        // A row is one line, whatever names contain.
         let is_plain = |&c: &char| !c.is_control() && !matches!(c, '\u{2028}' | '\u{2029}');
         let plain = |c: char| if is_plain(&c) { c } else { '\u{fffd}' };
         let text = text.chars().map(plain).collect();
@@ -76,12 +76,12 @@ impl Cell {
         Cell::shortened(text.to_string(), text, Shorten::Never)
     }
 
-    /// A list or a sentence, whose end is left out where there is no room for it.
+    /// A list or a sentence, whose end is left out if it does not fit.
     pub fn words(text: &str) -> Cell {
         Cell::shortened(text.to_string(), text, Shorten::End)
     }
 
-    /// A name; what is too much is left out of its middle, since names of nodes end in a number.
+    /// A name; if it is too long, its middle is left out, since names of nodes end in a number.
     pub fn name(name: &str) -> Cell {
         Cell::branch(name, 0)
     }
@@ -97,7 +97,7 @@ impl Cell {
         Cell::shortened(text.to_string(), path, Shorten::Front)
     }
 
-    /// A figure in words of its own, zero included.
+    /// A figure, zero included, with its text.
     pub fn figure(number: f64, text: String) -> Cell {
         Cell { text, key: Key::Number(number), shorten: Shorten::Never }
     }
@@ -111,14 +111,14 @@ impl Cell {
         Cell::number(bytes.0 as f64, bytes.to_string())
     }
 
-    /// A time in milliseconds, in four significant digits or so, and three where they are many.
+    /// A time in milliseconds, in about four significant digits, or three for large numbers.
     pub fn milliseconds(seconds: Seconds) -> Cell {
         let milliseconds = seconds.0 * 1e3;
         let usual = (3.0 - milliseconds.log10().floor()).clamp(1.0, 4.0) as usize;
         Cell::number(seconds.0, output::decimal(milliseconds, usual))
     }
 
-    /// Operations, by thousands.
+    /// Operations, in units that are powers of a thousand.
     pub fn flops(flops: Flops) -> Cell {
         let (mut value, mut units) = (flops.0 as f64, ["", "k", "M", "G", "T", "P", "E"].iter());
         let mut unit = units.next();
@@ -134,18 +134,18 @@ impl Cell {
         rank.map_or_else(Cell::nothing, |rank| Cell::figure(rank.into(), rank.to_string()))
     }
 
-    /// How many.
+    /// A count.
     pub fn count(count: usize) -> Cell {
         Cell::number(count as f64, count.to_string())
     }
 
-    /// With a mark behind it, or room for one.
+    /// With a mark after it, or space for one.
     pub fn marked(mut self, is_marked: bool) -> Cell {
         self.text.push_str(if is_marked { " *" } else { "  " });
         self
     }
 
-    /// Whether it shows the same.
+    /// Whether both show the same text.
     pub fn shows_as(&self, other: &Cell) -> bool {
         self.text == other.text
     }
@@ -154,7 +154,7 @@ impl Cell {
         display_width(&self.text)
     }
 
-    /// In `most` columns, where that is possible.
+    /// In `most` columns, if that is possible.
     fn within(&self, most: usize) -> String {
         if self.width() <= most || matches!(self.shorten, Shorten::Never) {
             return self.text.clone();
@@ -164,7 +164,7 @@ impl Cell {
         fewer.into_iter().find(|text| display_width(text) <= most).unwrap_or_default()
     }
 
-    /// In so many characters.
+    /// In this many characters.
     fn in_characters(&self, most: usize) -> String {
         let length = self.text.chars().count();
         if length <= most {
@@ -175,7 +175,7 @@ impl Cell {
         match self.shorten {
             Shorten::Never => self.text.clone(),
             Shorten::Middle(indent) => {
-                // A deep indent leaves room for less of the name, but always for half.
+                // A deep indent leaves less space for the name, but always half.
                 let tail = kept.saturating_sub(indent).max(kept / 2) / 2;
                 text().take(kept - tail).chain(['…']).chain(text().skip(length - tail)).collect()
             }
@@ -188,7 +188,7 @@ impl Cell {
         }
     }
 
-    /// Numbers fall, words rise, and what has nothing comes last.
+    /// Numbers fall, words rise, and entries with nothing come last.
     fn order(&self, other: &Cell) -> Ordering {
         match (&self.key, &other.key) {
             (Key::Number(a), Key::Number(b)) => b.total_cmp(a),
@@ -206,7 +206,7 @@ impl Table {
         Table { heads, rows, shown: (0..heads.len()).collect() }
     }
 
-    /// Shows some columns only, where lines have the usual width.
+    /// Shows some columns only, if lines have the usual width.
     pub fn usually(mut self, heads: &[&str]) -> Table {
         if !output::is_wide() {
             self.shown.retain(|&column| heads.contains(&self.heads[column]));
@@ -214,8 +214,8 @@ impl Table {
         self
     }
 
-    /// A table of modules, whose names the first column has: what is before the part in which they
-    /// differ is said once, and one row stands for layers that follow each other and are alike.
+    /// A table of modules, whose names are in the first column: the part in front that all names
+    /// share is said once, and one row stands for consecutive layers that are alike.
     pub fn of_modules(
         heads: &'static [&'static str],
         rows: Vec<(&str, Vec<Cell>)>,
@@ -241,7 +241,7 @@ impl Table {
         (within, Table::new(heads, joint))
     }
 
-    /// Sorts by a column, given its name in any case, words joined as one likes.
+    /// Sorts by a column, given its name in any case, with words joined in any way.
     pub fn sort(&mut self, column: &str) -> Result<(), UnknownColumn> {
         let plain = |name: &str| name.to_lowercase().replace(['_', '-'], " ");
         let found = self.heads.iter().position(|head| plain(head) == plain(column));
@@ -250,7 +250,7 @@ impl Table {
             known: self.heads.iter().map(|head| head.replace(' ', "_")).collect(),
         })?;
         if !self.shown.contains(&column) {
-            // In the place of the last figure, since a line has no room for more.
+            // It replaces the last figure shown, since a line has no space for more.
             let figures = |&&shown: &&usize| !self.is_text(shown, &self.rows);
             if let Some(&last) = self.shown.iter().rfind(figures) {
                 self.shown.retain(|&shown| shown != last);
@@ -262,7 +262,7 @@ impl Table {
         Ok(())
     }
 
-    /// Prints the first rows under the heads; numbers stand to the right.
+    /// Prints the first rows under the heads; numbers are aligned to the right.
     pub fn print(&self, top: usize) -> output::Printed {
         let rows = &self.rows[..top.min(self.rows.len())];
         let widths = self.widths(rows);
@@ -276,7 +276,7 @@ impl Table {
             });
             cells.collect::<Vec<_>>().join(GAP).trim_end().to_string()
         };
-        // A head stands over the digits of its column, not over marks behind them.
+        // A head stands over the digits of its column, not over marks after them.
         let heads = line(&|column, _| {
             let marks = rows.first().is_some_and(|row| row[column].text.ends_with([' ', '*']));
             format!("{}{}", self.heads[column], if marks { "  " } else { "" })
@@ -299,8 +299,8 @@ impl Table {
         rows.iter().any(|row| matches!(row[column].key, Key::Text(_)))
     }
 
-    /// As wide as the widest entry or the head; where that is too much for a line, the widest
-    /// columns of text give way first.
+    /// Each column as wide as its widest entry or its head; if that is too much for a line, the
+    /// widest columns of text give way first.
     fn widths(&self, rows: &[Vec<Cell>]) -> Vec<usize> {
         let columns = || self.shown.iter().copied();
         let head = |column: usize| display_width(self.heads[column]);

@@ -1,5 +1,5 @@
-//! Tiers as they are asked for: `pcie4:64GiB` of a machine that is known, `DIR:64GiB` of this one.
-//! Invariant: a folder's rates are measured in that folder.
+//! Tiers as requested: `pcie4:64GiB` of a known machine, `DIR:64GiB` of this one. Invariant: a
+//! folder's rates are measured in that folder.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use tightfit_engine::{TierError, tier};
 
 use crate::values::{NotASize, size};
 
-/// Why no tier is meant by a text.
+/// Why a text does not denote a tier.
 #[derive(Debug, Error)]
 pub enum NotATier {
     /// It names nothing.
@@ -21,16 +21,16 @@ pub enum NotATier {
     Size(#[from] NotASize),
 }
 
-/// A folder for a tier, with the size of its file where that is limited.
+/// A folder for a tier, with the size of its file if that is limited.
 pub struct Folder {
     /// The folder.
     pub folder: PathBuf,
-    /// Most bytes.
+    /// The most bytes.
     pub size: Option<Bytes>,
 }
 
 impl Folder {
-    /// A folder, or one and a size behind a colon.
+    /// A folder, or one followed by a colon and a size.
     pub fn parse(text: &str) -> Result<Folder, NotATier> {
         let (folder, size) = parts(text)?;
         if folder.is_empty() {
@@ -39,7 +39,7 @@ impl Folder {
         Ok(Folder { folder: PathBuf::from(folder), size })
     }
 
-    /// Gives a machine a tier in the folder, as fast as that is measured to be.
+    /// Gives a machine a tier in the folder, with its measured rates.
     pub fn add_to(&self, machine: &mut Machine, throttle: Option<f64>) -> Result<(), TierError> {
         if tier::lies_in_memory(&self.folder) {
             note!(
@@ -65,7 +65,7 @@ pub fn preset(machine: Machine, text: &str) -> anyhow::Result<Machine> {
     Ok(with_tier?)
 }
 
-/// What stands before the last colon, and the size behind it. A name may have colons, too.
+/// What stands before the last colon, and the size after it. A name may contain colons, too.
 fn parts(text: &str) -> Result<(&str, Option<Bytes>), NotASize> {
     match text.rsplit_once(':') {
         Some((name, bytes)) if !bytes.contains(['/', '\\']) => Ok((name, Some(size(bytes)?))),

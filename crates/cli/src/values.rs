@@ -1,5 +1,5 @@
-//! Values of arguments as people write them. Invariant: what parses is in its range, and what does
-//! not is answered with how to write it.
+//! Values of arguments as people write them. Invariant: what parses is in its range, and for what
+//! does not the answer says how to write it.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -49,7 +49,7 @@ pub struct HasTimes {
 pub struct BelowReserve {
     /// The whole budget.
     pub budget: Bytes,
-    /// What the process takes beside the slab.
+    /// What the process takes in addition to the slab.
     pub reserve: Reserve,
 }
 
@@ -82,19 +82,19 @@ fn any_of(numbers: impl Iterator<Item = u32>) -> String {
 pub struct NoStages {
     /// How many devices there are.
     pub devices: u32,
-    /// What each has.
+    /// The budget of each.
     pub budget: Bytes,
     /// What does not fit.
     pub lack: Lack,
 }
 
-/// What of a model does not fit.
+/// What part of a model does not fit.
 #[derive(Debug)]
 pub enum Lack {
     /// A layer, even alone.
     Layer(String, Bytes),
-    /// Each layer fits, and they do not fit together; so much of them is there once for all
-    /// micro-batches.
+    /// Each layer fits alone, but they do not fit together; this many bytes of them exist once for
+    /// all micro-batches.
     Together(Bytes),
 }
 
@@ -113,7 +113,7 @@ impl fmt::Display for Lack {
     }
 }
 
-/// No rank planned tensor by tensor fits into the budget, of all pipelines that were tried.
+/// No pipeline that was tried has ranks, planned tensor by tensor, that fit into the budget.
 #[derive(Debug, Error)]
 #[error(
     "no plan was found that fits {devices} devices of {budget}, of the cuts that were tried: \
@@ -123,24 +123,24 @@ impl fmt::Display for Lack {
 pub struct NoRanks {
     /// How many devices there are.
     pub devices: u32,
-    /// What each has.
+    /// The budget of each.
     pub budget: Bytes,
     /// The order.
     pub schedule: String,
     /// The rank that does not fit.
     pub rank: RankId,
-    /// What it needs.
+    /// The bytes that it needs.
     pub room: Room,
-    /// What is alive there.
+    /// What is alive where it does not fit.
     pub because: Option<Box<Infeasible>>,
 }
 
-/// What is known of what a rank needs.
+/// What is known of a rank's need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Room {
-    /// It fits there.
+    /// This budget is known to suffice.
     Enough(Bytes),
-    /// Whatever is planned, it needs more than the budget.
+    /// Whatever the plan, it needs more than the budget, at least this much.
     AtLeast(Bytes),
 }
 
@@ -162,7 +162,7 @@ impl fmt::Display for Room {
 pub struct NoVariants {
     /// The planner.
     pub planner: &'static str,
-    /// What asked for a variant.
+    /// The option that asked for a variant.
     pub option: &'static str,
 }
 
@@ -171,7 +171,7 @@ pub struct NoVariants {
 #[error("--svg frontier draws points; leave --points 0 out")]
 pub struct NoPoints;
 
-/// A step that somebody else may have written names a file of this machine.
+/// A step that someone else may have written names a file of this machine.
 #[derive(Debug, Error)]
 #[error(
     "{} names {}, which lies neither in the step's folder, nor in the repository around it, nor \
@@ -186,7 +186,7 @@ pub struct Outside {
     pub file: PathBuf,
 }
 
-/// A file's path: what is written piece by piece finds no place in standard output.
+/// A file's path: what is written piece by piece cannot go to standard output.
 pub fn file_path() -> impl TypedValueParser<Value = PathBuf> {
     PathBufValueParser::new().try_map(|path| match path.as_os_str() == "-" {
         true => Err("standard output takes no weights; name a file"),
@@ -194,7 +194,7 @@ pub fn file_path() -> impl TypedValueParser<Value = PathBuf> {
     })
 }
 
-/// A size that is no budget, and so no share of anything.
+/// A size that is not a budget, and so cannot be a share of anything.
 #[derive(Debug, Error)]
 #[error("`{0}` is not a size; write bytes, 320MiB or 64GB")]
 pub struct NotASize(String);
@@ -248,7 +248,7 @@ pub fn efficiency(text: &str) -> Result<f64, String> {
         .ok_or_else(|| "write a share from 1% to 100%, as in 60% or 0.6".to_string())
 }
 
-/// A share that is no less than this.
+/// A share of at least `least`.
 fn share_from(least: f64, text: &str) -> Option<f64> {
     let text = text.trim();
     let (number, whole) = text.strip_suffix('%').map_or((text, 1.0), |number| (number, 100.0));
@@ -274,7 +274,7 @@ pub fn bandwidth(text: &str) -> Result<f64, String> {
         })
 }
 
-/// A link between devices: bytes a second, and how long the first of them takes.
+/// A link between devices: bytes per second, and the latency of the first of them.
 pub fn link(text: &str) -> Result<(f64, Seconds), String> {
     let (rate, latency) = text.split_once(',').unwrap_or((text, "0"));
     Ok((bandwidth(rate)?, duration(latency)?))

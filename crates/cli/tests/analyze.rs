@@ -1,5 +1,5 @@
-//! `tightfit analyze`: nodes, operators, modules, budgets. Invariant: what rows say adds up to what
-//! the modules and the graph say, and JSON and tables show the same.
+//! `tightfit analyze`: nodes, operators, modules, budgets. Invariant: rows add up to the figures of
+//! modules and graph, and JSON and tables show the same.
 //!
 //! Tier: quick with a part of the cases, 3 s; full with all of them.
 
@@ -15,7 +15,7 @@ use expect_test::{Expect, expect};
 use serde_json::Value;
 use tightfit::graph::write;
 
-/// Those of the figures that are sums, and the one that is a peak.
+/// The figures that are sums, and the one that is a peak.
 const SUMS: [&str; 6] =
     ["fwd_flop", "bwd_flop", "fwd_mem_in", "fwd_mem_tmp", "fwd_mem_out", "bwd_mem_out"];
 const PEAK: &str = "bwd_mem_tmp";
@@ -44,7 +44,7 @@ fn is_below(path: &str, module: &str) -> bool {
     module.is_empty() || path == module || path.starts_with(&format!("{module}."))
 }
 
-/// Holds what some rows say together to one row of figures.
+/// Checks that the figures of some rows together make those of one row.
 fn adds_up<'a>(parts: impl Iterator<Item = &'a Value> + Clone, whole: &Value, what: &str) {
     for key in SUMS {
         let sum: u64 = parts.clone().map(|part| number(part, key)).sum();
@@ -65,7 +65,7 @@ fn rows_add_up_to_modules_and_the_graph() {
         let (whole, modules) = (&all["dataflow"]["graph"], rows(&all["dataflow"], "modules"));
         adds_up(nodes.iter().map(|node| &node["dataflow"]), whole, graph);
         assert!(number(whole, "fwd_mem_in") > 0, "{graph}: what the batch brings is in a row");
-        // A module's share: its own nodes and its children's shares.
+        // A module's figures: those of its own nodes and of its children.
         for module in modules {
             let path = text(module, "module");
             let own = nodes.iter().filter(|node| text(node, "module") == path);
@@ -78,7 +78,7 @@ fn rows_add_up_to_modules_and_the_graph() {
             let parts = own.map(|node| &node["dataflow"]).chain(children);
             adds_up(parts, &module["share"], &format!("{graph} {path}"));
         }
-        // Operators, and nodes that are of none.
+        // Operators, and nodes that belong to none.
         let is_of_none = |node: &&Value| {
             !["forward", "loss"].contains(&text(node, "phase")) && node["differentiates"].is_null()
         };
@@ -115,7 +115,7 @@ fn every_node_has_a_row_with_everything() {
             let is_placeholder = text(node, "op") == "placeholder";
             assert_eq!(runs, !is_placeholder && node["is_view"] == false, "{what}");
             *phases.entry(text(node, "phase")).or_default() += 1;
-            // It is held from the run that makes it; what is there from the start has no birth.
+            // It is held from the run that makes it; a value there from the start has no birth.
             assert_eq!(
                 node["birth"].is_null(),
                 node["death"].is_null() || is_placeholder,
@@ -134,7 +134,7 @@ fn every_node_has_a_row_with_everything() {
                     <= number(node, "saved_bytes"),
                 "{what}"
             );
-            // What the forward pass makes and the backward pass reads waits in between.
+            // An output of the forward pass that the backward pass reads waits in between.
             let in_forward = ["forward", "loss"].contains(&text(node, "pass"));
             if in_forward && node["saved"] == true {
                 assert!(node["idle_seconds"].as_f64().unwrap() >= 0.0, "{what}");
@@ -229,7 +229,7 @@ fn tables_of_modules_agree() {
         for (row, figures) in table.iter().zip(figures) {
             assert_eq!(row["module"], figures["module"]);
             let name = text(row, "module");
-            // What is never called holds numbered modules alone, and has no statistics.
+            // A module that is never called holds only numbered modules, and has no statistics.
             let Some(stats) = statistics_of.get(name) else {
                 let below = table.iter().filter_map(|row| {
                     text(row, "module").strip_prefix(name)?.strip_prefix('.')?.split('.').next()
@@ -282,7 +282,7 @@ fn a_filter_keeps_a_module_with_all_below_it() {
         (analyzed(graph), analyzed(&format!("{graph} --module model.transformer.h.1")));
     assert_eq!(some["within_module"], "model.transformer.h.1");
     for key in ["nodes", "operators", "live"] {
-        // And nothing of `h.10` and `h.11`.
+        // And none of `h.10` and `h.11`.
         let within = rows(&all, key).iter();
         let within = within.filter(|row| is_below(text(row, "module"), "model.transformer.h.1"));
         assert_eq!(
@@ -356,7 +356,7 @@ fn a_budget_marks_what_is_over_it() {
 fn shows(arguments: &str, expected: Expect) {
     let text = analyze(arguments).done().stdout;
     expected.assert_eq(&folded(&text));
-    // Sentences may be longer; nothing in a table is.
+    // Sentences may be longer; table rows may not.
     let (_, tables) = text.split_once("\n\n").unwrap();
     assert!(tables.lines().all(|line| line.chars().count() <= 120), "{tables}");
 }
@@ -539,7 +539,7 @@ fn what_is_not_there_is_refused_with_what_is() {
         2.5GB, 60% or min
     "#]],
     );
-    // What the process takes depends on how it was built, and packing on the processor's caches.
+    // What the process takes depends on the build, and packing on the processor's caches.
     let little = analyze("corpus/steps/gpt-nano --threads 2 --budget 1000");
     assert_eq!((little.code, little.stdout.as_str()), (Some(3), ""), "{}", little.stderr);
     let begin = "error: a budget of 1000 B leaves nothing for a slab: the process itself takes ";

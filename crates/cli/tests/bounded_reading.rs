@@ -1,6 +1,6 @@
 //! Files that are small, or endless, and unfold to more than any real one holds. Invariant: each is
-//! refused with one sentence by a process that has 300 MB of addresses, code and stacks included;
-//! what no field asks for takes no memory, however much of it there is.
+//! refused with one sentence by a process that has 300 MB of address space, code and stacks
+//! included; text that no field takes needs no memory, however much of it there is.
 //!
 //! Tier: quick, since it takes 3 s.
 
@@ -13,12 +13,12 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use serde_json::{Value, json};
 
-/// Kibibytes of addresses.
+/// Kibibytes of address space.
 const MEMORY: &str = "300000";
 /// Bytes of text that a small file unfolds to.
 const UNFOLDED: usize = 24_000_000;
 
-/// The program within [`MEMORY`]; memory that is refused ends it by a signal, which is no code.
+/// The program within [`MEMORY`]; a failed allocation ends it by a signal, which is no exit code.
 fn limited(arguments: &[&Path]) -> Ran {
     let program = tightfit();
     let mut shell = Command::new("sh");
@@ -37,7 +37,7 @@ fn refused(arguments: &[&Path], what: &str) {
     assert_eq!(ran.stdout, "");
 }
 
-/// A file that has `piece` again and again between `before` and `after`.
+/// A file that repeats `piece` between `before` and `after`.
 fn packed(path: &Path, before: &str, piece: &str, after: &str) {
     let mut encoder = GzEncoder::new(std::fs::File::create(path).unwrap(), Compression::fast());
     encoder.write_all(before.as_bytes()).unwrap();
@@ -61,7 +61,7 @@ fn graph() -> Value {
     })
 }
 
-/// The text of the small graph, before and behind the part that `pointer` leads to.
+/// The text of the small graph, before and after the part that `pointer` leads to.
 fn around(pointer: &str) -> (String, String) {
     let mut graph = graph();
     *graph.pointer_mut(pointer).unwrap() = json!("HERE");

@@ -1,5 +1,5 @@
-//! Completions and manual pages. Invariant: whatever verb and option there is, shells and `man`
-//! know of it.
+//! Completions and manual pages. Invariant: shells and `man` know every verb and option that there
+//! is.
 //!
 //! Tier: quick, since it takes less than a second.
 
@@ -13,7 +13,7 @@ fn every_shell_knows_every_verb() {
     let help = run(folder.path(), "--help").done().stdout;
     let verbs = help.lines().skip_while(|line| *line != "Commands:").skip(1);
     let verbs = verbs.take_while(|line| !line.is_empty());
-    // Descriptions go on further to the right.
+    // Descriptions continue further to the right.
     let verbs = verbs.filter_map(|line| line.strip_prefix("  ")?.split(' ').next());
     let verbs: Vec<&str> = verbs.filter(|verb| !verb.is_empty()).collect();
     assert!(verbs.contains(&"train") && verbs.contains(&"completions"), "{verbs:?}");

@@ -1,6 +1,5 @@
-//! How the program ends where its output cannot be printed, and where a loss is not finite.
-//! Invariant: weights are saved before anything else is done, a save that was good stays, and no
-//! verb panics.
+//! How the program ends if its output cannot be printed, or a loss is not finite. Invariant:
+//! weights are saved before anything else is done, a save that was good stays, and no verb panics.
 //!
 //! Tier: quick, since it takes 5 s.
 
@@ -11,7 +10,7 @@ use std::process::{Command, Stdio};
 use crate::program::{Ran, corpus, folder, listing, run, tightfit, train};
 use serde_json::Value;
 
-/// The update of its first step is larger than any weight can be.
+/// The update of its first step exceeds every number that a weight can hold.
 const DIVERGING: &str = "corpus/steps/mlp-digits --budget 100% --lr 1e30 --eval-batches 0";
 
 fn read(folder: &Path, name: &str) -> String {
@@ -43,7 +42,7 @@ fn a_loss_that_is_not_finite_ends_the_run_and_keeps_the_earlier_save() {
     assert_eq!(listing(folder), ["save"]);
 }
 
-/// The update of the last step is the one that no loss of the run has seen.
+/// The update of the last step is the only one that no loss of the run reflects.
 #[test]
 fn weights_whose_validation_loss_is_not_finite_replace_no_save() {
     let folder = folder();
@@ -147,7 +146,7 @@ fn printing(folder: &Path) -> Vec<String> {
     ]
 }
 
-/// Runs with standard output, and standard error where one is given, as they are.
+/// Runs with standard output, and standard error if one is given, as they are.
 fn into(folder: &Path, arguments: &str, output: Stdio, error: Stdio) -> Ran {
     let folder = folder.to_str().unwrap();
     let roofline = arguments.starts_with("plan ");
@@ -207,14 +206,14 @@ fn a_run_whose_output_finds_no_place_saves_and_says_so() {
         let resumed =
             train(folder, &format!("{STEP} --budget 100% --steps 1 --resume FOLDER/{name}"));
         assert_eq!(resumed.done().result()["steps"], 2);
-        // Nothing is lost before the first step.
+        // If it fails before the first step, nothing is lost.
         let words = format!("train {STEP} {options} --save FOLDER/words");
         let ran = into(folder, &words, output(), Stdio::piped());
         assert_eq!(ran.code, Some(4), "{}", ran.stderr);
         assert!(ran.stderr.contains("nothing was saved"), "{}", ran.stderr);
         assert!(!folder.join("words").exists());
     }
-    // Both ends full: nobody is told, but the weights are there.
+    // Both outputs full: no message arrives, but the weights are there.
     let json = format!("train {STEP} {options} --json --save FOLDER/both");
     assert_eq!(into(folder, &json, full(), full()).code, Some(4));
     assert_eq!(listing(folder), ["both", "full", "pipe"]);
@@ -244,7 +243,7 @@ fn closed_standard_output_is_no_place_that_anything_is_missed_in() {
     train(folder, &format!("{STEP} --budget 100% --steps 1 --resume FOLDER/w")).done();
 }
 
-/// A stack that is larger than all memory: a thread that names no size of its own is refused.
+/// A stack that is larger than all memory: the system refuses threads with the default stack size.
 #[test]
 fn a_system_without_threads_to_give_makes_plans_slower_and_no_worse_than_legal() {
     let graph = corpus().join("graphs/vit_b16_b32.json.gz");

@@ -20,7 +20,7 @@ fn documented() -> Vec<i32> {
     codes.lines().filter_map(|line| line.split_whitespace().next()?.parse().ok()).collect()
 }
 
-/// A step like mlp-digits with an operator that nobody knows, as `FOLDER/step`.
+/// A step like mlp-digits with an unknown operator, as `FOLDER/step`.
 fn unknown_operator(folder: &Path) {
     let from = corpus().join("steps/mlp-digits");
     let to = folder.join("step");
@@ -35,7 +35,7 @@ fn unknown_operator(folder: &Path) {
     std::fs::write(to.join("train.json.gz"), graph).unwrap();
 }
 
-/// What a run without end answers to a signal.
+/// The exit code of an endless run after a signal.
 fn asked_to_end(folder: &Path, signal: libc::c_int) -> Option<i32> {
     let options = "--budget 100% --threads 2 --roofline --eval-batches 0 --steps 4000000000 --json";
     let mut command = tightfit();

@@ -65,7 +65,7 @@ fn the_frontier_is_drawn() {
     assert!(!drawing.contains("NaN") && !drawing.contains("inf"));
 }
 
-/// Without what a clock had a say in.
+/// The value without what depends on a clock.
 fn timeless(mut value: Value) -> Value {
     match &mut value {
         Value::Array(list) => list.iter_mut().for_each(|item| *item = timeless(item.take())),
@@ -104,7 +104,7 @@ fn without_time_there_is_a_plan_nevertheless() {
     assert_eq!(result["bound_step_seconds"].is_null(), result["gap"].is_null());
 }
 
-/// Whoever plans, however early the search ends, and whether or not it proves anything.
+/// With any planner, however early the search ends, and whether or not it proves anything.
 #[test]
 fn a_budget_that_the_unplanned_step_fits_costs_nothing() {
     for search in ["--planner capuchin", "--deadline 0"] {

@@ -1,6 +1,6 @@
 //! A run that is asked to end: by Ctrl-C, by a batch system, by a terminal that closes, by the
-//! reader of its output. Invariant: it ends in order after the step at hand, with what it had
-//! learned on disk; who resumes it gets the losses of a run that was never interrupted.
+//! reader of its output. Invariant: it ends in order after the current step, with what it had
+//! learned on disk; resuming it gives the losses of a run that was never interrupted.
 //!
 //! Tier: quick, since it takes 9 s.
 
@@ -12,7 +12,7 @@ use crate::program::{Ran, folder, tightfit, train};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// Longer than anyone waits.
+/// More steps than anyone waits for.
 const ENDLESS: &str = "4000000000";
 
 fn interrupt(child: &Child) {
@@ -25,12 +25,12 @@ fn send(child: &Child, signal: libc::c_int) {
     assert_eq!(unsafe { libc::kill(id, signal) }, 0);
 }
 
-/// A run without end that has just printed its first line.
+/// An endless run that has just printed its first line.
 fn started(folder: &TempDir, json: bool) -> (Child, BufReader<ChildStdout>, String) {
     endless(tightfit(), folder, json)
 }
 
-/// [`started`], by a command that ends in the program.
+/// [`started`], with a command that finally runs the program.
 fn endless(
     mut command: Command,
     folder: &TempDir,
@@ -129,7 +129,7 @@ fn people_are_told_that_the_run_was_interrupted() {
     output.read_to_string(&mut text).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130), "{text}");
     assert!(text.contains("interrupted after step"), "{text}");
-    // Where it came before the first step there is nothing to save.
+    // If the signal came before the first step, there is nothing to save.
     let saved: &[&str] = if text.contains("after step 0\n") { &[] } else { &["weights"] };
     assert_eq!(crate::program::listing(folder.path()), saved);
     let says = text.lines().any(|line| line.starts_with("weights ") && line.contains(" saved to "));
@@ -157,7 +157,7 @@ fn what_ends_a_process_from_outside_is_a_request_like_ctrl_c() {
     }
 }
 
-/// As by `nohup`, or by a shell in the background: whoever wants it so wants the run to go on.
+/// As with `nohup`, or a shell in the background: whatever started the run wants it to go on.
 #[test]
 fn a_signal_that_is_ignored_from_the_start_stays_ignored() {
     let folder = folder();
@@ -228,7 +228,7 @@ fn a_run_whose_reader_goes_away_saves() {
     train(folder.path(), &format!("{resumed} FOLDER/weights")).done();
 }
 
-/// The end in order takes for ever here: it waits for a reader of the pipe that is to be saved to.
+/// The end in order takes forever here: it waits for a reader of the pipe to which it saves.
 #[test]
 fn a_second_signal_ends_the_run_at_once_and_claims_nothing() {
     let folder = folder();
@@ -245,7 +245,7 @@ fn a_second_signal_ends_the_run_at_once_and_claims_nothing() {
     assert_eq!(crate::program::listing(folder.path()), ["weights"]);
 }
 
-/// Waits until the program takes Ctrl-C as a request.
+/// Waits until the program treats Ctrl-C as a request.
 #[cfg(target_os = "linux")]
 fn until_it_listens(child: &Child) {
     const SIGINT: u64 = 1 << (libc::SIGINT - 1);
@@ -256,7 +256,7 @@ fn until_it_listens(child: &Child) {
             .lines()
             .find_map(|line| line.strip_prefix("SigCgt:"))
             .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-        // A program that has ended has no mask any more.
+        // A program that has ended no longer has a mask.
         mask.is_none_or(|mask| mask & SIGINT != 0)
     };
     while !caught() {
@@ -287,13 +287,13 @@ fn an_interrupted_search_gives_the_best_plan_so_far() {
     child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
     let code = child.wait().unwrap().code();
     let result: Value = serde_json::from_str(text.trim()).unwrap();
-    // On a fast machine the plan may have been ready before.
+    // On a fast machine the plan may have been ready before the signal.
     assert_eq!(code, Some(if result["interrupted"] == true { 130 } else { 0 }), "{text}");
     assert!(result["slab_bytes"].as_u64() <= result["budget_bytes"].as_u64());
     assert_eq!(crate::program::listing(folder.path()), ["plan"]);
 }
 
-/// No plan is that small as far as anybody knows, and nobody can prove that none is.
+/// No plan that small is known, and it cannot be proven that there is none.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_search_that_is_interrupted_without_a_plan_says_so_to_programs_too() {

@@ -1,5 +1,4 @@
-//! All tests of the program in one binary, by what they are about; those of MPI jobs have their
-//! own.
+//! All tests of the program in one binary, by subject; those of MPI jobs have their own.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 

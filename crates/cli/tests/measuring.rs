@@ -1,6 +1,6 @@
 //! Measuring a step's calls. Invariant: what is measured once is not measured again, a damaged
-//! cache is measured anew, a trial stays within the budget that it is given, and no measurement
-//! changes a loss. No test looks at a time.
+//! cache is measured again, a trial stays within the budget that it is given, and no measurement
+//! changes a loss. No test checks a time.
 //!
 //! Tier: quick, since it takes 18 s.
 
@@ -13,7 +13,7 @@ use tightfit_engine::{Step, VERSION};
 
 const STEP: &str = "corpus/steps/mlp-digits";
 
-/// A cache of its own that holds the machine's rates alone.
+/// A cache of its own that holds only the machine's rates.
 fn cache(folder: &Path) -> PathBuf {
     let cache = folder.join("tightfit");
     std::fs::create_dir_all(&cache).unwrap();
@@ -166,7 +166,7 @@ fn a_trial_keeps_to_its_budget() {
     let smallest = run(folder.path(), &format!("calibrate {STEP} --budget min")).done();
     assert!(smallest.stdout.contains("kinds of calls"), "{}", smallest.stdout);
     std::fs::remove_file(&calls).unwrap();
-    // Nothing runs in less than it needs, neither the trial nor the plan that asked for it.
+    // Neither the trial nor the plan that started it runs in less than it needs.
     let refused = run(folder.path(), &format!("calibrate {STEP} --budget 30%"));
     assert_eq!(refused.code, Some(crate::program::code_of_refusal(&refused.stderr)));
     let refused = run(folder.path(), &format!("plan {STEP} --budget 30%"));

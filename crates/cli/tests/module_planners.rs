@@ -1,5 +1,5 @@
-//! The verbs `sac` and `shard` on files of both kinds. Invariant: the figures that are printed are
-//! those that the planner is held to elsewhere; here they are only found again.
+//! The verbs `sac` and `shard` on files of both kinds. Invariant: the printed figures are those
+//! that other tests check the planner against; here they only have to recur.
 //!
 //! Tier: quick, since it takes 2 s.
 
@@ -126,7 +126,7 @@ fn what_sac_decides_is_planned_and_run() {
     let check = "--machine a100-80gb --budget 85%";
     run(here.path(), &format!("check {step} FOLDER/plan {check}")).done();
     assert_eq!(plan("100%").done().result()["recomputed_nodes"], 0);
-    // What a refusal names is enough.
+    // The budget that a refusal names is enough.
     let refused = plan("20%").result();
     assert_eq!(refused["feasible"], false, "{refused}");
     let reached = refused["reached_bytes"].as_u64().unwrap();
@@ -156,7 +156,7 @@ fn graphs_are_measured_first() {
     let graph = corpus().join("graphs/gpt2_small_b8_s512.json.gz").display().to_string();
     let result = run(here.path(), &format!("sac {graph} --budget 60% --json")).done().result();
     assert!(result["peak_bytes"].as_u64() <= result["budget_bytes"].as_u64());
-    // What `modules` writes is read as it was measured.
+    // Output of `modules` is read with the same figures as were measured.
     let measured = run(here.path(), &format!("modules {graph} --json")).done().stdout;
     std::fs::write(here.path().join("modules.json"), measured).unwrap();
     let again = run(

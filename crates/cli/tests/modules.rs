@@ -123,12 +123,12 @@ fn statistics_that_are_given_are_given_back() {
             let printed = stats(&printed);
             let again = printed.iter().find(|again| again["fqn"] == given["fqn"]).unwrap();
             for (key, value) in given.as_object().unwrap() {
-                // A leaf's times of checkpointing are the whole number 0 in Python.
+                // In Python, a leaf's times of checkpointing are the integer 0.
                 let same = again[key] == *value || again[key].as_f64() == value.as_f64();
                 assert!(same, "{}, {key}: {} {value}", given["fqn"], again[key]);
             }
         }
-        // What was printed is statistics again, of the same model.
+        // The printed document can be read as statistics again, of the same model.
         let copy = here.path().join("printed.json");
         std::fs::write(&copy, printed.to_string()).unwrap();
         assert_eq!(print(&copy, "--ancestors"), printed);

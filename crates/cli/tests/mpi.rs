@@ -1,7 +1,7 @@
 //! Training on the processes of an MPI job. Invariant: losses and weights are those of threads, and
 //! each process stays within its budget; whatever fails, all ranks end, each with the cause.
 //!
-//! Tier: quick, 25 s, since nothing else runs jobs; what waits for deadlines is of the full one.
+//! Tier: quick, 25 s, since nothing else runs jobs; tests of deadlines are in the full one.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 mod program;
@@ -36,7 +36,7 @@ fn mpirun() -> Command {
     command
 }
 
-/// Adds so many processes of the program that train; `FOLDER` stands for `folder`.
+/// Adds this many processes of the program that train; `FOLDER` stands for `folder`.
 fn add(command: &mut Command, folder: &Path, ranks: u32, arguments: &str) {
     let folder = folder.to_str().unwrap();
     command.args(["-n", &ranks.to_string()]).arg(env!("CARGO_BIN_EXE_tightfit")).arg("train");
@@ -45,14 +45,14 @@ fn add(command: &mut Command, folder: &Path, ranks: u32, arguments: &str) {
     command.args(arguments.split_whitespace().map(|argument| argument.replace("FOLDER", folder)));
 }
 
-/// Trains on a job of so many processes.
+/// Trains on a job of this many processes.
 fn job(folder: &Path, ranks: u32, arguments: &str) -> Ran {
     let mut command = mpirun();
     add(&mut command, folder, ranks, arguments);
     command.output().unwrap().into()
 }
 
-/// Trains on a job of two processes that are begun differently.
+/// Trains on a job of two processes that are started differently.
 fn pair(folder: &Path, [first, second]: [&str; 2]) -> Ran {
     let mut command = mpirun();
     add(&mut command, folder, 1, first);
@@ -108,7 +108,7 @@ fn a_run_goes_on_on_other_ranks() {
     for rank in 1..=3 {
         assert!(events.iter().any(|event| event["pid"] == rank), "rank {rank}");
     }
-    // Two that nobody needs.
+    // Two that are not needed.
     let ran = job(folder.path(), 4, &format!("{common} {resumed} 2")).done();
     assert!(ran.stderr.contains("rank3 of 4 is not needed by --stages 2"), "{}", ran.stderr);
     assert!(read("whole") == read("part"));
@@ -135,7 +135,7 @@ fn ranks_that_are_not_alike_all_say_so() {
             assert!(ran.stderr.contains(&line), "{line}: {}", ran.stderr);
         }
     }
-    // The same number of steps of the same seed, and other weights.
+    // The same number of steps of the same seed, but other weights.
     for (name, rate) in [("one", 0.1), ("other", 0.2)] {
         let save = format!("{STEP} --budget 100% --steps 1 --lr {rate} --save FOLDER/{name}");
         train(folder.path(), &save).done();
@@ -163,7 +163,7 @@ fn a_process_that_never_begins_is_not_waited_for() {
     assert!(ran.stderr.contains("after 10s some processes of the job"), "{}", ran.stderr);
 }
 
-/// The other rank is this test program, which says that it is of another version.
+/// The other rank is this test program, which claims to be of another version.
 #[test]
 fn another_version_is_refused_by_all() {
     let folder = folder();
@@ -177,7 +177,7 @@ fn another_version_is_refused_by_all() {
     assert_ne!(ran.code, Some(0));
 }
 
-/// What a process of a job does; begun otherwise, it has nothing to do.
+/// The process of a job; started in any other way, it has nothing to do.
 #[test]
 fn as_another_version() {
     if std::env::var_os("OMPI_COMM_WORLD_SIZE").is_none() {
@@ -187,7 +187,7 @@ fn as_another_version() {
     let greeting = r#"{"alike": [["the version of tightfit", "0.0.1"]], "since": "then"}"#;
     let heard = job.link().unwrap().gather(greeting.as_bytes());
     println!("{heard:?}");
-    // It goes on to what the first rank has refused.
+    // It continues until the first rank refuses.
     drop(job.link().unwrap().gather(&[]));
     job.end(0);
 }
@@ -208,7 +208,7 @@ fn what_one_rank_fails_of_all_say() {
         ("--budget 100% --steps 1 --save /dev/full", 4, "No space left on device"),
         ("--budget 100% --steps 1 --schedule nonsense", 2, "there is no schedule `nonsense`"),
     ] {
-        // One that nobody needs ends as the others do.
+        // One that is not needed ends as the others do.
         let ran = job(folder.path(), 3, &format!("{STEP} --stages 2 {arguments}"));
         assert_eq!(ran.code, Some(code), "{arguments}: {}", ran.stderr);
         assert!(ran.stderr.contains(says), "{arguments}: {}", ran.stderr);
@@ -219,7 +219,7 @@ fn what_one_rank_fails_of_all_say() {
     assert!(ran.stderr.contains("ranks are asked for, and the job has 1"), "{}", ran.stderr);
 }
 
-/// A long run on two processes, of which two steps are done, with a save to go on from.
+/// A long run on two processes, of which two steps are done, with a save to resume from.
 struct Long {
     folder: tempfile::TempDir,
     saved: Vec<u8>,
@@ -244,18 +244,18 @@ impl Long {
         }
         let ranks = children(running.id().cast_signed());
         assert_eq!(ranks.len(), 2, "{ranks:?}");
-        // What it prints is read, so that it is not kept waiting.
+        // Its output is read, so that it does not block.
         let mut stdout = running.stdout.take().unwrap();
         std::thread::spawn(move || drop(stdout.read_to_end(&mut Vec::new())));
         Long { folder, saved, running, ranks }
     }
 
     fn signal(&self, rank: usize, signal: i32) {
-        // SAFETY: sends a signal to a process that this one has begun.
+        // SAFETY: sends a signal to a process that this one has started.
         assert_eq!(unsafe { libc::kill(self.ranks[rank], signal) }, 0);
     }
 
-    /// What was said, how it ended, and what lies in the folder.
+    /// The messages, the exit code, and the files in the folder.
     fn end(mut self) -> (String, Option<i32>, bool, Vec<String>) {
         let mut says = String::new();
         self.running.stderr.take().unwrap().read_to_string(&mut says).unwrap();
@@ -265,7 +265,7 @@ impl Long {
     }
 }
 
-/// Processes that a process has begun, the first ones first.
+/// Processes that a process has started, in the order of their start.
 fn children(parent: i32) -> Vec<i32> {
     let all = fs::read_dir("/proc").unwrap();
     let ids = all.filter_map(|entry| entry.unwrap().file_name().to_str()?.parse::<i32>().ok());

@@ -1,6 +1,6 @@
 //! Pages of the documentation about the program. Invariant: every command that a page shows runs
-//! and ends as the page says; every member of an answer stands on the page about JSON, and nothing
-//! else does; the page about verbs is the program's help.
+//! and ends as the page says; the page about JSON lists every member of an answer, and no others;
+//! the page about verbs is the program's help.
 //!
 //! Tier: quick, 28 s; what takes minutes is of the full one.
 
@@ -40,9 +40,9 @@ fn path(name: &str) -> PathBuf {
 
 /// Pages that tests in Python run.
 const IN_PYTHON: [&str; 3] = ["doc/pytorch/", "doc/originals.md", "doc/theory/rewritten.md"];
-/// The page of which another test holds every word.
+/// The page that another test compares word by word.
 const HELP: &str = "doc/verbs.md";
-/// What takes minutes, and what stands for a step of the reader's.
+/// Commands that take minutes, and one that stands for the reader's own step.
 const NOT_RUN: [&str; 3] = ["tightfit bench ", "corpus/steps/gpt-base ", "tightfit train my-step "];
 
 /// Every page of the repository with commands, README first.
@@ -62,7 +62,7 @@ fn pages() -> Vec<(String, String)> {
 }
 
 /// Every command of a page runs, in the page's order, and ends as the page says: results go into a
-/// folder of the test, where later commands find them, and training takes one step of it.
+/// folder of the test, where later commands find them, and training does only one step.
 #[test]
 #[ignore = "full tier: minutes"]
 fn commands_run() {
@@ -70,7 +70,7 @@ fn commands_run() {
     assert!(ran >= 35, "{ran}");
 }
 
-/// The commands of the first page that anybody reads.
+/// The commands of the page that is read first.
 #[test]
 fn commands_of_the_readme_run() {
     let (name, page) = &pages()[0];
@@ -120,7 +120,7 @@ fn commands_of_a_page_run(name: &str, page: &str) -> usize {
     ran
 }
 
-/// What a page shows behind a command is what the command prints, as far as the page shows it.
+/// What a page shows after a command is what the command prints, as far as the page shows it.
 #[test]
 fn shown_output_is_printed() {
     let mut ran = 0;
@@ -129,7 +129,7 @@ fn shown_output_is_printed() {
             let mut lines = block.lines().skip(1);
             let first = lines.next().unwrap_or_default();
             let Some(command) = first.strip_prefix("$ tightfit ") else { continue };
-            // A refusal is explained, too.
+            // A refusal may be shown, too.
             let ended = run(folder().path(), command);
             assert!([Some(0), Some(3), Some(10)].contains(&ended.code), "{}", ended.stderr);
             let mut printed = ended.stdout.lines();
@@ -235,7 +235,7 @@ fn the_book_has_every_page() {
     }
 }
 
-/// The pictures of the README are today's; `UPDATE_EXPECT=1` draws them again.
+/// The pictures of the README are up to date; `UPDATE_EXPECT=1` draws them again.
 #[test]
 fn pictures_are_what_the_program_draws() {
     let folder = folder();

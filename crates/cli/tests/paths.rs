@@ -1,5 +1,5 @@
-//! Paths that are no Unicode. Invariant: any path that the system has is accepted, wherever one is
-//! asked for.
+//! Paths that are not Unicode. Invariant: any path that the system has is accepted, wherever a path
+//! is expected.
 //!
 //! Tier: quick, since it takes 1 s.
 
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use crate::program::{Ran, corpus, folder, tightfit};
 
-/// `FOLDER/NAME` with a byte at the end that is no Unicode.
+/// `FOLDER/NAME` with a byte at the end that is not Unicode.
 fn odd(folder: &Path, name: &str) -> PathBuf {
     folder.join(OsStr::from_bytes(&[name.as_bytes(), b"\xff"].concat()))
 }
@@ -51,7 +51,7 @@ fn paths_need_not_be_unicode() {
     ran(folder, "analyze @step --threads 2");
 }
 
-/// Weights follow a link and refuse what no program can open, before any step is taken.
+/// Saving weights follows a link, and refuses what no program can open, before any step is done.
 #[test]
 fn weights_follow_links_and_refuse_sockets() {
     let folder = folder();

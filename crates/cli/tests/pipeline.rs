@@ -9,7 +9,7 @@ use std::fs;
 use crate::program::{Ran, folder, run, train};
 use serde_json::Value;
 
-/// Losses of four steps, what is said of the run, and the weights after it.
+/// Losses of four steps, the run's messages, and the weights after it.
 fn trained(step: &str, arguments: &str) -> (Ran, Vec<u8>) {
     let folder = folder();
     let ran = train(
@@ -50,8 +50,8 @@ fn ranks_and_orders_do_not_change_a_bit() {
     }
 }
 
-/// What is shared is summed in another order than on one device, so the weights are others in their
-/// last bits; but the same for all orders and numbers of ranks.
+/// Gradients of what is shared are summed in another order than on one device, so weights differ in
+/// their last bits; but they are the same for all orders and numbers of ranks.
 #[test]
 fn a_tied_embedding_is_the_same_for_all_orders() {
     let step = "gpt-nano-dropout";
@@ -92,7 +92,7 @@ fn orders_come_from_files_too() {
         )
     };
     order("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1I1,1W1\n").done();
-    // As an editor may save it.
+    // The file as an editor may save it.
     order("\u{feff}0F0,0F1,0B0,0B1\r\n1F0,1B0,1F1,1B1\r\n\r\n\n").done();
     for (text, code, says) in [
         ("0F0,0B0\n1F0,1B0\n", 2, "it is for --stages 2 and --microbatches 1"),

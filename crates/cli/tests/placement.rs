@@ -1,6 +1,6 @@
-//! Training with parameters and state that are placed while the run goes on. Invariant: whoever
-//! says where they lie, a run computes what one with memory enough computes, bit for bit; what is
-//! said to be moved adds up; and no wrong number is ever used.
+//! Training with parameters and state that are placed while the run goes on. Invariant: whatever
+//! decides where they lie, a run computes what one with enough memory computes, bit for bit; the
+//! reported moves add up; and no wrong number is ever used.
 //!
 //! Tier: quick with a part of the cases, 27 s; full with all of them.
 
@@ -22,7 +22,7 @@ fn train(folder: &Path, rest: &str) -> Ran {
     run(folder, &format!("train {STEP} {FEW} --json {rest}"))
 }
 
-/// Lines that have such a field.
+/// Lines that have this field.
 fn with(ran: &Ran, field: &str) -> Vec<Value> {
     let mut lines = ran.lines();
     lines.retain(|line| line.get(field).is_some() && line.get("budget_bytes").is_none());
@@ -60,7 +60,7 @@ fn any_placement_gives_the_same_bits() {
                 assert!(bytes("high_water_bytes") <= bytes("slab_bytes"), "{placed}: {result}");
             }
             assert_eq!(ran.losses(), whole.losses(), "{placed}");
-            // In the smallest slab of a plan there may be no room for an evaluation.
+            // In the smallest slab of a plan an evaluation may not fit.
             if (placement, budget) != ("planned", "min") {
                 assert_eq!(losses_of_validation(&ran), losses_of_validation(&whole), "{placed}");
             }
@@ -97,7 +97,7 @@ fn what_is_said_to_be_moved_adds_up() {
         assert_eq!(volumes(&said["last_step"]), volumes(&steps[3]), "{placement}");
         let [out, back, ..] = volumes(&steps[3]);
         assert_eq!((&result["bytes_out"], &result["bytes_back"]), (&out.into(), &back.into()));
-        // What is not there has to come once, and all of it is read or written in a step.
+        // Tensors that are not there have to come once, and all are read or written in a step.
         let tensors = said["tensor_bytes"].as_u64().unwrap();
         assert!(volumes(&steps[0])[1] >= tensors, "{placement}");
         assert_eq!(said["policy"], placement);
@@ -151,7 +151,7 @@ fn what_is_dumped_is_what_was_computed() {
         for what in ["\nregion  ", "\nstep 1: ", "the first step: ", "the last step: "] {
             assert!(ran.stdout.contains(what), "{what}: {}", ran.stdout);
         }
-        // Where nothing is moved any more, nothing is said of it.
+        // Only `host` still moves tensors in the second step.
         assert_eq!(ran.stdout.contains("\nstep 2: 0 B out, 0 B back"), placement != "host");
     }
 }
@@ -208,7 +208,7 @@ mod faults {
         crate::program::slowed::started(STEP, folder, steps, &format!("{rest} {placement}"))
     }
 
-    /// The same with whoever moves anything, in a folder of its own.
+    /// Runs a test with each placement that moves anything, in a folder of its own.
     fn by_each(test: impl Fn(&Path, &str)) {
         ["auto", "host"].into_iter().for_each(|placement| test(folder().path(), placement));
     }
@@ -223,7 +223,7 @@ mod faults {
             after(&mut child, 3);
             child.kill().unwrap();
             child.wait().unwrap();
-            // The save of the run before is all that there is, and a run goes on from it.
+            // The save of the run before is all that there is, and a run resumes from it.
             assert_eq!((listing(folder), saved(folder, "save")), (vec!["save".into()], before));
             let rest = "--steps 3 --threads 2 --save FOLDER/save";
             let again = format!("--budget min --tier FOLDER --placement {placement}");

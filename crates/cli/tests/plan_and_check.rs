@@ -98,7 +98,7 @@ fn a_plan_is_legal_in_its_own_slab_and_not_one_byte_below() {
                 &format!("check {graph} FOLDER/plan --budget {budget} --threads 2 --json"),
             )
         };
-        // A whole budget is meant: what the process takes beside the slab is part of it.
+        // The whole budget is meant: what the process takes besides the slab is part of it.
         let least = slab + bytes(&planned, "reserve_bytes");
         for budget in [bytes(&planned, "budget_bytes"), least] {
             let checked = check(budget).done().result();
@@ -164,7 +164,7 @@ fn two_plans_are_the_same_bytes() {
     assert!(read("first") == read("second"));
 }
 
-/// A link is followed and permissions stay; what is no file is not replaced by one.
+/// A link is followed and permissions stay; what is not a regular file is not replaced by one.
 #[test]
 #[cfg(unix)]
 fn what_is_written_goes_where_the_name_leads() {
@@ -203,7 +203,7 @@ fn analyze_agrees_with_plan() {
         );
         assert!((ours / theirs - 1.0).abs() < 1e-9, "{graph}");
         let list = |key: &str| analyzed[key].as_array().unwrap().clone();
-        // What is alive at the peak is the peak.
+        // The tensors alive at the peak make up the peak.
         assert_eq!(
             list("live").iter().map(|tensor| bytes(tensor, "bytes")).sum::<u64>(),
             bytes(&analyzed, "peak_bytes"),
@@ -233,7 +233,7 @@ fn analyze_agrees_with_plan() {
                 "{graph}: {key} {all} {children}"
             );
         }
-        // What two children share counts for both of them, and once for the root.
+        // Parameters that two children share count for both of them, and once for the root.
         let largest = modules.iter().map(|row| bytes(row, "parameter_bytes")).max();
         assert_eq!(largest, Some(bytes(root, "parameter_bytes")), "{graph}");
         let seconds: f64 = list("nodes").iter().map(|node| node["seconds"].as_f64().unwrap()).sum();

@@ -1,6 +1,6 @@
 //! The whole process within its budget. Invariant: what is judged is the largest resident set that
-//! the system counted, of the process and of those that it started, and where a control group may
-//! be made, that the run completes in one that allows the budget and no byte more.
+//! the system counted, of the process and of those that it started, and, if a control group can be
+//! made, that the run completes in one that allows the budget and no byte more.
 //!
 //! Tier: quick, since it takes 21 s.
 
@@ -19,8 +19,8 @@ const FOLDER: &str = "TIGHTFIT_TEST_FOLDER";
 /// The bytes that [`large`] takes.
 const BYTES: &str = "TIGHTFIT_TEST_BYTES";
 
-/// No test by itself: a small process between the tests and the program. A process counts from its
-/// start the memory of the one that starts it, and this one has little.
+/// Not a test by itself: a small process between the tests and the program. At its start, a process
+/// is charged with the memory of the one that starts it, and this one has little.
 #[test]
 fn inner() {
     let (Ok(arguments), Ok(folder)) = (std::env::var(ARGUMENTS), std::env::var(FOLDER)) else {
@@ -74,7 +74,7 @@ fn stays_within(folder: &Path, cache: Option<&Path>, arguments: &str) {
         (peak + number("base_bytes")).saturating_sub(budget)
     );
     assert!(peak <= budget, "{arguments}: {peak} bytes are more than the budget of {budget}");
-    // A base is no excuse for whatever a process takes.
+    // The process takes at least what base and packing leave of the budget, within 6 MiB.
     let room = budget - number("base_bytes") - number("packing_bytes");
     assert!(peak + (6 << 20) > room, "{arguments}: {peak} bytes");
     assert!(number("slab_bytes") <= room, "{arguments}: {result}");
@@ -118,7 +118,7 @@ fn measuring_stays_within_the_budget() {
 }
 
 /// One step's base and packing are the same to every verb, so what `plan` promises is what `train`
-/// takes, and `check` holds a plan to it.
+/// takes, and what `check` checks a plan against.
 #[test]
 fn plan_check_and_train_speak_of_the_same_base() {
     let folder = folder();
@@ -138,11 +138,11 @@ fn plan_check_and_train_speak_of_the_same_base() {
     }
 }
 
-/// A control group of this test, removed in the end.
+/// A control group of this test, removed at the end.
 struct Group(PathBuf);
 
 impl Group {
-    /// One that allows `bytes`, of either version; `None` where none may be made.
+    /// One that allows `bytes`, of either version; `None` if none can be made.
     fn of(bytes: u64) -> Option<Group> {
         let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
         let own = |found: &dyn Fn(&str) -> bool| {
@@ -175,7 +175,7 @@ impl Drop for Group {
     }
 }
 
-/// No test by itself: a process that takes so many bytes.
+/// Not a test by itself: a process that takes this many bytes.
 #[test]
 fn large() {
     let Ok(bytes) = std::env::var(BYTES) else { return };
@@ -197,7 +197,7 @@ fn children_of_what_ran_before_under_the_same_id_do_not_count() {
     }
 }
 
-/// As on many clusters. Mappings lie elsewhere then.
+/// As on many clusters. Mappings are then at other addresses.
 #[test]
 fn stacks_without_a_limit_change_nothing() {
     if peaks_of_a_run_after("ulimit -s unlimited", folder().path()).is_none() {
@@ -205,8 +205,8 @@ fn stacks_without_a_limit_change_nothing() {
     }
 }
 
-/// Runs a command of the shell, `$0` being these tests, and then the program in its place. Checks
-/// that what the program took is within its budget and returns it; `None` where the command fails.
+/// Runs a shell command, in which `$0` is these tests, and then the program in its place. Checks
+/// that what the program took is within its budget and returns it; `None` if the command fails.
 fn peaks_of_a_run_after(before: &str, cache: &Path) -> Option<[u64; 2]> {
     const FAILED: i32 = 100;
     let script = format!(

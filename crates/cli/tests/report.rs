@@ -127,7 +127,8 @@ fn a_predicted_trace_says_what_plan_says() {
         (busy - step).abs() < 0.001 * calls.len() as f64,
         "{busy} {step}: each call is rounded to a nanosecond"
     );
-    // Slices of a lane are nested or apart, and every call is within those of its phase and module.
+    // Slices of a lane are nested or disjoint, and every call is within those of its phase and
+    // module.
     let span = |event: &Value| {
         let start = event["ts"].as_f64().unwrap();
         (event["tid"].as_u64(), start, start + event["dur"].as_f64().unwrap())

@@ -1,5 +1,5 @@
-//! `plan --emit graph`: the plan as a graph, which every verb reads. Invariant: what the plan
-//! claims, the rewritten graph is, as it stands.
+//! `plan --emit graph`: the plan as a graph, which every verb reads. Invariant: the rewritten
+//! graph, as it stands, has the figures that the plan claims.
 //!
 //! Tier: quick, since it takes 3 s.
 
@@ -30,7 +30,7 @@ fn a_rewritten_graph_is_the_plan_as_it_stands() {
         assert_eq!(analyzed["peak_bytes"], planned["peak_bytes"], "{graph}");
         let (step, claimed) = (&analyzed["step_seconds"], &planned["step_seconds"]);
         assert!((step.as_f64().unwrap() / claimed.as_f64().unwrap() - 1.0).abs() < 1e-9);
-        // To plan it once more changes nothing.
+        // Planning it once more changes nothing.
         let again = plan(folder.path(), &format!("FOLDER/{output}"), "100%", "again.json");
         for (key, before) in [("peak_bytes", "peak_bytes"), ("unplanned_peak_bytes", "peak_bytes")]
         {

@@ -1,5 +1,5 @@
 //! Training on ranks that share a step. Invariant: losses and weights are those of one device with
-//! as many micro-batches, but for the order of sums, which neither budget nor plan changes; each
+//! as many micro-batches, apart from the order of sums, which neither budget nor plan changes; each
 //! rank stays within its slab; and whatever is refused is refused before anything runs.
 //!
 //! Tier: quick, since it takes 5 s.
@@ -21,7 +21,7 @@ fn weights(path: &Path) -> BTreeMap<String, Vec<f32>> {
     tensors.tensors().into_iter().map(|(name, tensor)| (name, floats(tensor.data()))).collect()
 }
 
-/// Trains, and saves in the folder under a name.
+/// Trains, and saves into the folder under a name.
 fn trained(folder: &Path, name: &str, arguments: &str) -> Ran {
     let save = folder.join(name);
     train(folder, &format!("{arguments} --save {}", save.display())).done()
@@ -81,7 +81,7 @@ fn ranks_that_share_a_step_learn_what_one_device_does() {
     }
 }
 
-/// Weights are whole tensors, whoever saved them.
+/// Saved weights are whole tensors, on any number of ranks.
 #[test]
 fn a_run_goes_on_on_another_number_of_ranks() {
     let folder = folder();

@@ -1,5 +1,5 @@
-//! Names that a terminal would obey. Invariant: whatever stands in files, what is printed holds no
-//! control characters but the ends of lines, and documents still say the very names.
+//! Names that a terminal would obey. Invariant: whatever names files contain, what is printed holds
+//! no control characters but the ends of lines, and documents still have the exact names.
 //!
 //! Tier: quick, since it takes less than a second.
 
@@ -65,7 +65,7 @@ fn a_terminal_obeys_no_name() {
     harmless(&refused);
 }
 
-/// Colour is for terminals, and for whoever asks for it; the words are the same.
+/// Colour is for terminals, and on request; the words are the same.
 #[test]
 fn colour_is_where_it_is_asked_for() {
     let graph = "corpus/graphs/resnet50_b32.json.gz";

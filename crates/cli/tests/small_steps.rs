@@ -1,5 +1,5 @@
-//! Steps of nanoseconds and bytes, with long names. Invariant: what is printed of them says as much
-//! as of large ones, in rows that a terminal holds.
+//! Steps of nanoseconds and bytes, with long names. Invariant: output about them is as informative
+//! as about large ones, in rows that fit a terminal.
 //!
 //! Tier: quick, since it takes less than a second.
 
@@ -99,7 +99,7 @@ fn rows_are_aligned_and_fit_a_terminal() {
     let text = printed(&here, "modules", "");
     let rows = text.split("\n\n").nth(1).unwrap().lines();
     let rows: Vec<&str> = rows.filter(|line| !line.starts_with('…')).collect();
-    // Figures end under the ends of their heads.
+    // Figures end below the ends of their heads.
     let width = rows[0].chars().count();
     assert!(width <= 80 && rows.iter().all(|row| row.chars().count() == width), "{text}");
 }

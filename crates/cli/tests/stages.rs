@@ -1,4 +1,4 @@
-//! `tightfit stages`. Invariant: what is said of a plan is what the planner found, and the order
+//! `tightfit stages`. Invariant: the output about a plan is what the planner found, and the order
 //! that is written is one that `train` runs.
 //!
 //! Tier: quick with a part of the cases, 22 s; full with all of them.
@@ -37,7 +37,7 @@ fn orders_stand_with_the_fastest_first() {
     assert!(words.contains("rank7 "), "{words}");
 }
 
-/// The best order asked for alone has the same plan, of the same layers.
+/// The best order has the same plan, of the same layers, if it alone is requested.
 #[test]
 fn an_order_alone_is_planned_as_among_all() {
     let folder = folder();
@@ -56,7 +56,7 @@ fn an_order_alone_is_planned_as_among_all() {
     }
 }
 
-/// The best cut of an order, asked for by name, is planned as it was among all of them.
+/// The best cut of an order, if requested by name, is planned as it was among all of them.
 #[test]
 fn stages_begin_where_they_are_asked_to() {
     let folder = folder();
@@ -135,7 +135,7 @@ fn a_smaller_budget_recomputes_or_is_refused() {
         assert!(peak.as_u64().unwrap() <= 250 << 20, "{peak}");
     }
     assert!(again(&plan("60%"), "recomputed_calls") > 0, "of the peak on one device");
-    // By a model of whole layers, which knows less, it takes longer.
+    // By the model of whole layers, which is coarser, it takes longer.
     assert_eq!(again(&plan("800MiB --whole-layers"), "recomputed_layers"), 0);
     let layers = plan("250MiB --whole-layers");
     assert!(again(&layers, "recomputed_layers") > 0);

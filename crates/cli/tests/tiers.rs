@@ -1,5 +1,5 @@
 //! Training with a tier below the slab. Invariant: whatever the budget, a run with a tier computes
-//! what one with memory enough computes, bit for bit; nothing is left in the folder however it
+//! what one with enough memory computes, bit for bit; nothing is left in the folder however it
 //! ends; and no wrong number is ever used.
 //!
 //! Tier: quick with a part of the cases, 24 s; full with all of them.
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 /// A step whose parameters and state are larger than the slab at the budgets below.
 const STEP: &str = "corpus/steps/gpt-nano";
-/// What is said where a run ends before it would plan again.
+/// The message if a run ends before it would plan again.
 const NOT_YET: &str = "the run ended before";
 /// A few steps of it, with an evaluation in between.
 const FEW: &str = "--steps 4 --eval-every 2 --eval-batches 2 --seed 3 --threads 2 --json";
@@ -21,7 +21,7 @@ fn saved(folder: &Path, name: &str) -> Vec<u8> {
     std::fs::read(folder.join(name)).unwrap()
 }
 
-/// Trains with memory enough.
+/// Trains this step.
 fn train(folder: &Path, rest: &str) -> crate::program::Ran {
     run(folder, &format!("train {STEP} {FEW} {rest}"))
 }
@@ -46,7 +46,7 @@ fn any_budget_gives_the_same_bits() {
             lines.retain(|line| line.get("validation_loss").is_some());
             lines.iter().map(|line| line["validation_loss"].to_string()).collect::<Vec<_>>()
         };
-        // In the smallest slab there may be no room for an evaluation.
+        // In the smallest slab an evaluation may not fit.
         if budget != "min" {
             assert_eq!(evaluations(&ran), evaluations(&whole), "{budget}");
         }
@@ -67,13 +67,13 @@ fn a_run_goes_on_through_the_tier() {
     let resumed = "--resume FOLDER/part --save FOLDER/part";
     run(folder, &format!("train {STEP} {rest} {tier} {resumed}")).done();
     assert_eq!(saved(folder, "part"), saved(folder, "whole"));
-    // And with memory enough from what the tier has saved.
+    // And with enough memory, from what the run with the tier has saved.
     run(folder, &format!("train {STEP} {begun} {tier} --save FOLDER/part")).done();
     run(folder, &format!("train {STEP} {rest} --budget 100% {resumed}")).done();
     assert_eq!(saved(folder, "part"), saved(folder, "whole"));
 }
 
-/// What a run says of its second plan: whether it was taken, and that it is faster where it was.
+/// What a run reports of its second plan: whether it was taken; if so, it has to be faster.
 fn planned_again(ran: &crate::program::Ran) -> bool {
     let result = ran.result();
     let again = &result["replan"];
@@ -111,7 +111,7 @@ fn planning_again_costs_no_bit() {
         }
         assert_eq!(ran.losses(), whole.losses(), "{with}");
         assert_eq!(saved(folder, "part"), saved(folder, "whole"), "{with}");
-        // What was written is the plan that ran to the end, and so is what was traced.
+        // The written plan is the one that ran to the end, and so is the traced one.
         let read = |name: &str| serde_json::from_slice::<Value>(&saved(folder, name)).unwrap();
         let (plan, trace) = (read("plan"), read("trace"));
         let calls = |verb: &str| {
@@ -122,7 +122,7 @@ fn planning_again_costs_no_bit() {
             trace["traceEvents"].as_array().unwrap().iter().filter(|e| e["cat"] == cat).count()
         };
         assert_eq!(calls("recompute"), traced("recompute"), "{with}");
-        // And with a run that goes on.
+        // And with a run that is resumed.
         let part = "--save FOLDER/part";
         run(folder, &format!("train {STEP} {begun} {with} {part}")).done();
         let resumed = format!("{with} {part} --resume FOLDER/part --replan=2");
@@ -142,7 +142,7 @@ fn a_run_that_ends_before_it_would_plan_again() {
         assert_eq!((&again["taken"], &again["why_not"]), (&false.into(), &NOT_YET.into()));
         assert_eq!(ran.losses(), whole.losses());
     }
-    // Nor is there room for what would have to be set aside.
+    // Nor is there space for what would have to be set aside.
     let ran = train(folder, "--budget 60% --tier FOLDER:1MiB --replan=2").done();
     let again = &ran.result()["replan"];
     let why = again["why_not"].as_str().unwrap();
@@ -167,7 +167,7 @@ fn plans_say_what_they_move() {
     };
     let (planned, words) = of("--tier pcie4");
     let bytes = |name: &str| planned[name].as_u64().unwrap();
-    // What leaves comes back; what nothing changes has its copy there already.
+    // What leaves comes back; what was not changed has its copy there already.
     assert!(0 < bytes("bytes_out") && bytes("bytes_out") <= bytes("bytes_back"), "{planned}");
     assert!(0 < bytes("tier_bytes") && bytes("tier_bytes") <= bytes("bytes_back"), "{planned}");
     assert!(words.contains(" of the tier, "), "{words}");
@@ -217,7 +217,7 @@ mod faults {
         after(&mut child, 2);
         child.kill().unwrap();
         child.wait().unwrap();
-        // The save of the run before is all that there is, and a run can begin from it.
+        // The save of the run before is all that there is, and a run can resume from it.
         assert_eq!((listing(folder), saved(folder, "save")), (vec!["save".to_string()], before));
         let resumed = "--resume FOLDER/save --budget min --tier FOLDER";
         run(folder, &format!("train {STEP} --steps 1 --threads 2 {resumed}")).done();
@@ -250,7 +250,7 @@ mod faults {
         damage(&child);
         let mut reader = Command::new("cat").arg(&pipe).stdout(Stdio::null()).spawn().unwrap();
         let output = child.wait_with_output().unwrap();
-        // It waits for ever where the run ended before.
+        // If the run ended before, the reader waits forever.
         reader.kill().unwrap();
         reader.wait().unwrap();
         let stderr = String::from_utf8(output.stderr).unwrap();
@@ -268,13 +268,13 @@ mod faults {
         after(&mut child, 1);
         fs::remove_dir(&tier).unwrap();
         let output = child.wait_with_output().unwrap();
-        // The run does not need it; its save does.
+        // The run does not need the folder; its save does.
         let stderr = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(4), "{stderr}");
         assert!(stderr.contains("the weights after step 6 could not be saved"), "{stderr}");
     }
 
-    /// A file system of one megabyte, where this test may make one.
+    /// A file system of one megabyte, if this test may make one.
     #[test]
     fn a_disk_that_is_full() {
         let folder = folder();
@@ -310,7 +310,7 @@ fn a_tier_in_memory_is_pointed_out() {
     assert!(!said(env!("CARGO_MANIFEST_DIR")).contains("lies in memory"));
 }
 
-/// What is kept in the tier by a planner that only offloads is found there by an evaluation.
+/// Tensors kept in the tier by a planner that only offloads are found there by an evaluation.
 #[test]
 fn an_evaluation_follows_whatever_planner_there_is() {
     let folder = folder();
@@ -326,8 +326,8 @@ fn an_evaluation_follows_whatever_planner_there_is() {
     }
 }
 
-/// Where there was no time to look for a plan that uses its memory, that is said; not where no
-/// deadline ended the search, nor where the plan uses what it may.
+/// If there was no time to find a plan that uses its memory, the output says so; but not if no
+/// deadline ended the search, or if the plan uses what it may.
 #[test]
 fn a_search_that_was_cut_short_says_what_it_leaves() {
     let folder = folder();

@@ -1,5 +1,5 @@
-//! Training end to end. Invariant: losses and weights depend on step, seed and number of steps
-//! alone, never on budget, threads, planner or interruption; and a run stays within its budget.
+//! Training end to end. Invariant: losses and weights depend only on step, seed and number of
+//! steps, never on budget, threads, planner or interruption; and a run stays within its budget.
 //!
 //! Tier: quick with a part of the cases, 29 s; full with all of them.
 

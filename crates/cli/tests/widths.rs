@@ -1,6 +1,6 @@
-//! Lines of usual width. Invariant: what any verb prints for people has at most 80 columns,
-//! whatever graph or step of the corpus it is about; a path alone may be longer. With `--wide`
-//! nothing is left out.
+//! Lines of usual width. Invariant: what any verb prints for people has at most 80 columns, for
+//! every graph and step of the corpus; only a path may be longer. With `--wide` nothing is left
+//! out.
 //!
 //! Tier: quick with a part of the cases, 3 s; full with all of them.
 

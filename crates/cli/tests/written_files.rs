@@ -1,5 +1,6 @@
-//! Files that verbs write, on the disks and in the places that there are. Invariant: links, devices
-//! and permissions stay what they were, and where writing fails the earlier file is there, alone.
+//! Files that verbs write, on all kinds of disks and in all kinds of places. Invariant: links,
+//! devices and permissions stay what they were, and if writing fails the earlier file is there,
+//! alone.
 //!
 //! Tier: quick, since it takes less than a second.
 
@@ -13,7 +14,7 @@ const TRAIN: &str =
     "train corpus/steps/mlp-digits --budget 100% --steps 1 --threads 2 --eval-batches 0 --roofline";
 const PLAN: &str = "plan corpus/steps/mlp-digits --budget 100% --threads 2 --roofline";
 
-/// Runs the program behind a line of shell: a limit, a mask.
+/// Runs the program after a line of shell: a limit, a mask.
 fn behind(folder: &Path, line: &str, arguments: &str) -> Ran {
     let inner = tightfit();
     let mut command = Command::new("sh");
@@ -96,7 +97,7 @@ fn a_save_that_does_not_fit_leaves_the_earlier_one() {
     assert_eq!(listing(folder.path()), ["save"]);
 }
 
-/// The same limit stands for a folder with little room. A tier is measured in as much of it as
+/// The same limit stands for a folder with little space. A tier is measured with as much of it as
 /// there is, so that one that fits is not refused.
 #[test]
 fn a_folder_with_room_for_a_small_tier_takes_one() {
@@ -104,14 +105,14 @@ fn a_folder_with_room_for_a_small_tier_takes_one() {
     let train = "train corpus/steps/gpt-nano --budget min --tier FOLDER --iterations 1000 \
                  --steps 1 --eval-batches 0 --threads 2 --roofline";
     behind(folder.path(), "ulimit -f 16384", train).done();
-    // Less than what is measured at once.
+    // Less than is measured at once.
     let refused = behind(folder.path(), "ulimit -f 1000", train);
     assert_eq!(refused.code, Some(4), "{}", refused.stderr);
     assert!(refused.stderr.contains("has no room for that"), "{}", refused.stderr);
     assert_eq!(listing(folder.path()), [""; 0]);
 }
 
-/// What killed writers left is gone after the next save.
+/// Files that killed writers left are gone after the next save.
 #[test]
 fn the_next_save_removes_what_a_killed_one_left() {
     let folder = folder();

@@ -1,6 +1,6 @@
-//! How far a collective goes on while its rank computes. Prints how long two ranks wait for a
-//! gathered parameter and a reduced gradient of 64 MiB where either is waited for at once, and
-//! where matrix products stand in between:
+//! How much of a collective overlaps with its rank's computation. Prints how long two ranks wait
+//! for a gathered parameter and a reduced gradient of 64 MiB if either is waited for at once, and
+//! if matrix products come in between:
 //!
 //! ```text
 //! mpirun -n 2 --bind-to none cargo run --release -p tightfit-engine --features mpi \
@@ -24,14 +24,14 @@ use tightfit_engine::transport::mpi::{Job, MpiLink};
 use tightfit_engine::transport::{Link, Route};
 use tightfit_engine::{Executable, Executed, Slab, StepSettings};
 
-/// Elements of what is gathered and reduced.
+/// Elements of the gathered and of the reduced tensor.
 const ELEMENTS: u64 = 16 << 20;
 const SIDE: u64 = 1024;
-/// Products that stand between a collective and its reader, each of some ten milliseconds.
+/// Number of products between a collective and its reader, each of some ten milliseconds.
 const PRODUCTS: usize = 24;
 const ROUNDS: u32 = 7;
 
-/// A graph in the making.
+/// A graph under construction.
 struct Building {
     builder: GraphBuilder,
     calls: usize,
@@ -65,7 +65,7 @@ impl Building {
         self.tensor(NodeSpec::new(name, "placeholder", Phase::Input), shape)
     }
 
-    /// Products that nothing but the end of the step waits for.
+    /// Products that only the end of the step waits for.
     fn compute(&mut self, [mut left, right]: [ValueId; 2]) -> ValueId {
         for _ in 0..PRODUCTS {
             left = self.call(Operator::Mm, &[left, right], &[], &[SIDE, SIDE]);
@@ -74,7 +74,7 @@ impl Building {
     }
 }
 
-/// Both collectives, each with products behind it, or with none before its reader.
+/// Both collectives, each followed by products, or with none before its reader.
 fn graph(overlaps: bool) -> Graph {
     let mut it = Building { builder: GraphBuilder::new("collectives"), calls: 0 };
     let shard = it.placeholder("shard", &[ELEMENTS / 2]);

@@ -1,5 +1,5 @@
-//! How far messages go while others compute. Prints what is left to wait for of a large message
-//! after a while, and how fast this computer computes while a rank waits for one:
+//! How much of a message's transfer overlaps with computation. Prints how long is left to wait for
+//! a large message after a while, and how fast this computer computes while a rank waits for one:
 //!
 //! ```text
 //! mpirun -n 2 --bind-to none cargo run --release -p tightfit-engine --features mpi \
@@ -55,7 +55,7 @@ fn main() {
             thread::sleep(AWAY);
             link.sent(header).unwrap();
         } else {
-            // SAFETY: nobody touches them before they were received.
+            // SAFETY: nothing touches them before they were received.
             link.post(header, unsafe { Awaiting::new(&mut bytes) }).unwrap();
             thread::sleep(AWAY);
             let begun = Instant::now();
@@ -65,7 +65,8 @@ fn main() {
             bytes.fill(1);
         }
     }
-    // One rank waits for what the other sends late; meanwhile that one computes on all processors.
+    // One rank waits for what the other sends late; meanwhile the latter computes on all
+    // processors.
     let mut shares = Vec::new();
     for step in ROUNDS..2 * ROUNDS {
         let header = Header { step, message: 0 };
@@ -75,7 +76,7 @@ fn main() {
             // SAFETY: nothing changes them before they were sent.
             link.send(header, unsafe { Lent::new(&bytes) }).unwrap();
             link.sent(header).unwrap();
-            // Both ranks are out of MPI for so long.
+            // Neither rank makes calls of MPI for that long.
             link.gather(&[]).unwrap();
             shares.push((beside, compute()));
         } else {

@@ -1,5 +1,5 @@
-//! How long a million accesses to a hundred thousand tensors take, deciding and judging included.
-//! Invariant: each line is one setting; nothing is moved in fact.
+//! How long a million accesses to a hundred thousand tensors take, including decisions and checks.
+//! Invariant: each line is one setting; nothing is actually moved.
 
 use std::time::Instant;
 

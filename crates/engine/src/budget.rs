@@ -1,6 +1,6 @@
-//! Budgets as they are asked for. Invariant: a budget that parses is a positive number of bytes, a
-//! share of the unplanned peak, or the smallest that can be met; what a share comes to is decided
-//! here alone.
+//! Budgets as users write them. Invariant: a budget that parses is a positive number of bytes, a
+//! share of the unplanned peak, or the smallest that can be met; only this file turns a share into
+//! bytes.
 
 use std::str::FromStr;
 
@@ -10,7 +10,7 @@ use tightfit::units::Bytes;
 
 use crate::reserve::Reserve;
 
-/// A budget before it is known what it is a share of.
+/// A budget as written, before it is known what a share is a share of.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Budget {
     /// Bytes.
@@ -21,7 +21,7 @@ pub enum Budget {
     Smallest,
 }
 
-/// Why a budget makes no sense.
+/// Why a budget is not valid.
 #[derive(Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum BudgetError {
@@ -33,13 +33,13 @@ pub enum BudgetError {
     /// The text is no budget.
     #[error("`{0}` is not a budget; write bytes, 320MiB, 2.5GB, 60% or min")]
     Unreadable(String),
-    /// The smallest budget of what has its size already.
+    /// The smallest budget was requested for a plan whose size is already fixed.
     #[error(
         "`min` asks for the smallest plan, and this one has its size; write bytes, 320MiB, 2.5GB \
          or 60%, or leave the budget out for the plan's own"
     )]
     HasItsSize,
-    /// The step is to run here, where there is less memory than that.
+    /// The step is to run on this machine, which has less memory than the budget.
     #[error("a budget of {budget} is more than this machine's memory of {memory}")]
     BeyondMemory {
         /// The whole budget.
@@ -50,8 +50,8 @@ pub enum BudgetError {
 }
 
 impl Budget {
-    /// The bytes, given the unplanned peak and what the process takes beside the slab; `None` for
-    /// the smallest. A share is of what a plan can make smaller, so the base is added to it.
+    /// The bytes, given the unplanned peak and what the process takes besides the slab; `None` for
+    /// the smallest. A share counts only what a plan can make smaller, so the base is added to it.
     pub fn bytes(self, unplanned: Bytes, reserve: Reserve) -> Option<Bytes> {
         match self {
             Budget::Absolute(bytes) => Some(bytes),
@@ -60,8 +60,8 @@ impl Budget {
         }
     }
 
-    /// The same, where 100 % is enough for the step as captured: aligned addresses take a few bytes
-    /// more than the tensors hold.
+    /// The same, but such that 100 % is enough for the step as captured: aligned addresses take a
+    /// few bytes more than the tensors hold.
     pub fn bytes_of(self, unplanned: &Fitted, reserve: Reserve) -> Option<Bytes> {
         let bytes = self.bytes(unplanned.timeline().peak, reserve)?;
         Some(match self {

@@ -1,6 +1,6 @@
 //! Measuring this processor once. Invariant: each rate is the lower quartile over several runs of
-//! the engine's own kernels on the given number of threads, not the best; and all are measured in
-//! turns, so that what disturbs one disturbs all.
+//! the engine's own kernels on the given number of threads, not the best; and the measurements take
+//! turns, so that a disturbance affects all of them alike.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -25,17 +25,17 @@ use crate::memory::slab::Slab;
 /// Timed runs of each graph, after one that faults its pages in.
 const ROUNDS: usize = 24;
 
-/// On how large tensors rates are measured.
+/// The size of the tensors on which rates are measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
     /// Larger than caches: about a second, and less than [`Extent::MEMORY`] for the whole process.
     Usual,
-    /// As a step of a few MiB has them, in little more memory than the program takes itself.
+    /// Sizes as in a step of a few MiB, in little more memory than the program itself takes.
     Small,
 }
 
 impl Extent {
-    /// What measuring on tensors of the usual size may take.
+    /// Most memory that measuring on tensors of the usual size may take.
     pub const MEMORY: Bytes = Bytes(256 << 20);
 }
 
@@ -114,7 +114,7 @@ fn stored(builder: &mut GraphBuilder, spec: NodeSpec, shape: &[u64]) -> (ValueId
     (builder.node(spec, &[Some(ValueSpec::contiguous(shape, DType::F32, storage))])[0], storage)
 }
 
-/// A view of a matrix, the other way round.
+/// The transpose of a matrix, as a view.
 fn transposed(
     builder: &mut GraphBuilder,
     name: &str,

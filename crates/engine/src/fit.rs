@@ -1,6 +1,6 @@
 //! Fitting for the engine: a whole budget becomes a slab, the training graph is fitted into it, and
 //! the evaluation graph into what training leaves free. Invariant: slab and reserve together are
-//! the budget, and a refusal names numbers that can be asked for as a budget.
+//! the budget, and a refusal names numbers that can be requested as a budget.
 
 mod placed;
 
@@ -26,19 +26,19 @@ use crate::step::Step;
 /// Bytes of a page, or of a part of one.
 const PAGE: u64 = 4096;
 
-/// What is asked of fitting.
+/// A request to fit a step.
 #[derive(Clone, Copy)]
 pub struct FitTask<'a> {
     /// Where the step runs.
     pub machine: &'a Machine,
     /// The whole budget; on the engine's machine the reserve is part of it.
     pub budget: Budget,
-    /// What this process holds beside what every process that runs the step does, such as the index
-    /// of a large data file: it counts to the base.
+    /// What this process holds in addition to what every process that runs the step does, such as
+    /// the index of a large data file: it counts toward the base.
     pub beside: Bytes,
-    /// Who plans.
+    /// The planner to use.
     pub planner: Planner,
-    /// How hard to look for something better.
+    /// How much work and time to spend on finding a better plan.
     pub effort: Effort<'a>,
 }
 
@@ -46,7 +46,7 @@ pub struct FitTask<'a> {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum FittingError {
-    /// The budget makes no sense for this step on this machine.
+    /// The budget is not valid for this step on this machine.
     #[error(transparent)]
     Budget(#[from] BudgetError),
     /// The planner has no plan; its numbers are of the whole budget.
@@ -55,7 +55,7 @@ pub enum FittingError {
     /// The checker refused the step as captured.
     #[error(transparent)]
     Unplanned(#[from] Violation),
-    /// There is no region for tensors that are placed while the run goes on.
+    /// There is no region for tensors that are placed at run time.
     #[error(transparent)]
     Placement(#[from] PlacementError),
 }
@@ -71,7 +71,7 @@ pub struct FittedGraph {
     pub reserve: Reserve,
     /// The graph as captured.
     pub unplanned: Fitted,
-    /// Why no less was reached, in numbers of the whole budget, where the smallest was asked for.
+    /// Why no less was reached, in numbers of the whole budget, if the smallest was requested.
     pub limit: Option<Infeasible>,
 }
 
@@ -89,17 +89,17 @@ pub struct FittedStep {
     pub training: FittedGraph,
     /// What the training graph costs.
     pub profile: Profile,
-    /// The evaluation graph's schedule, in what training leaves free; absent where that is too
-    /// little, or where the step has none.
+    /// The evaluation graph's schedule, in what training leaves free; absent if that is too little,
+    /// or if the step has none.
     pub evaluation: Option<Checked>,
-    /// Where persistent tensors are placed while the run goes on; absent where the schedules say
-    /// where they are. Schedules beside a region are those of a slab that has room for all of them.
+    /// Where persistent tensors are placed at run time; absent if the schedules say where they are.
+    /// With a region, the schedules are those of a slab that has space for all of them.
     pub region: Option<Region>,
 }
 
 impl FittedStep {
-    /// The most bytes of the slab that are used, as the checker found them: with a region that, and
-    /// what lies behind it.
+    /// The most bytes of the slab that are used, as the checker found them: with a region, the
+    /// region and what lies after it.
     pub fn high_water(&self) -> Bytes {
         let high_water = self.training.fitted.timeline().high_water;
         self.region.as_ref().map_or(high_water, |region| {
@@ -107,7 +107,7 @@ impl FittedStep {
         })
     }
 
-    /// The most bytes that are held at once; with a region all of it is.
+    /// The most bytes that are held at once; all of a region counts as held.
     pub fn peak(&self) -> Bytes {
         let peak = self.training.fitted.timeline().peak;
         self.region
@@ -116,8 +116,8 @@ impl FittedStep {
     }
 }
 
-/// Fits the training graph of a step, and its evaluation graph where there is room for it. Costs
-/// follow from `seconds` of calls where they are known, else from the machine's rates.
+/// Fits the training graph of a step, and its evaluation graph if there is space for it. Costs
+/// follow from `seconds` of calls where known, else from the machine's rates.
 pub fn fit_step(
     step: &Step,
     seconds: &CallSeconds,
@@ -130,8 +130,7 @@ pub fn fit_step(
     Ok(FittedStep { training, profile, evaluation, region: None })
 }
 
-/// Fits the evaluation graph of a step into what training leaves free of a slab, where there is
-/// room for it.
+/// Fits the evaluation graph of a step into what training leaves free of a slab, if it fits.
 pub(crate) fn fit_evaluation(
     step: &Step,
     training: &FittedGraph,
@@ -143,14 +142,14 @@ pub(crate) fn fit_evaluation(
     let profile = Profile::measured(graph, task.machine, seconds);
     let residents = &Residents::of(&step.training, training.fitted.schedule());
     let &FitTask { planner, effort, .. } = task;
-    // Only the budget planner begins with what lies in the tier.
+    // Only the budget planner can begin with tensors in the tier.
     let planner = if residents.below.is_empty() { planner } else { Planner::Auto };
     let goal = Goal::Within(slab);
     let fitted = fit(graph, &profile, &Request { goal, planner, residents, effort }).ok()?;
     Some(fitted.checked().clone())
 }
 
-/// Fits a graph into the slab that a budget leaves beside the reserve.
+/// Fits a graph into the slab that a budget leaves after the reserve.
 pub fn fit_graph(
     graph: &Graph,
     profile: &Profile,
@@ -189,9 +188,9 @@ pub fn fit_graph(
     Ok(FittedGraph { fitted, budget, reserve, unplanned, limit: None })
 }
 
-/// The bytes of the whole budget, within this machine's memory; `None` where the smallest is asked
-/// for. One that is less than the reserve is refused with the smallest that can be met, as others
-/// are.
+/// The bytes of the whole budget, within this machine's memory; `None` if the smallest is
+/// requested. One that is less than the reserve is refused with the smallest that can be met, as
+/// others are.
 fn whole_budget(
     task: &FitTask<'_>,
     unplanned: &Fitted,
@@ -210,10 +209,10 @@ fn whole_budget(
 /// Refuses to run with more memory than there is.
 ///
 /// # Errors
-/// [`BudgetError::BeyondMemory`] where the machine is this one.
+/// [`BudgetError::BeyondMemory`] if the machine is this one.
 pub fn within_memory(budget: Bytes, machine: &Machine) -> Result<(), BudgetError> {
     let memory = if machine.runtime.rules().runs_here { process::physical_memory() } else { None };
-    // Limits are in whole pages: who limits a group to the budget gets a little less.
+    // Limits are in whole pages: a group limited to the budget gets a little less.
     let pages = Bytes(budget.0 / PAGE * PAGE);
     match memory.filter(|&memory| pages > memory) {
         Some(memory) => Err(BudgetError::BeyondMemory { budget, memory }),
@@ -221,7 +220,7 @@ pub fn within_memory(budget: Bytes, machine: &Machine) -> Result<(), BudgetError
     }
 }
 
-/// The proof in terms of the whole budget, so that the number it names can be asked for.
+/// The proof in terms of the whole budget, so that the number it names can be requested.
 fn with_reserve(error: FitError, budget: Bytes, reserve: Reserve) -> FitError {
     let all = reserve.total();
     let proof = match error {

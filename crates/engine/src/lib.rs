@@ -2,8 +2,7 @@
 //!
 //! The budget is the only memory there is: slab = budget − reserve, where the reserve is what the
 //! process itself takes; every buffer's address comes from the schedule, and kernels write into the
-//! slab and nowhere else. [`Step`] is what an export
-//! gives, [`Session`] a run of it.
+//! slab and nowhere else. [`Step`] is what an export produces, [`Session`] a run of it.
 
 mod budget;
 mod calibrate;

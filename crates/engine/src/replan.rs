@@ -1,6 +1,6 @@
-//! A plan made again from what was measured. Invariant: what comes out is predicted to be faster
-//! than the plan that ran, both under the profile that was measured; it fits into the same slab,
-//! and evaluates where that one did.
+//! Planning again from measurements. Invariant: a plan that is returned is predicted to be faster
+//! than the plan that ran, both under the measured profile; it fits into the same slab, and has an
+//! evaluation if that one did.
 
 use thiserror::Error;
 use tightfit::Goal;
@@ -17,7 +17,8 @@ use crate::execute::trial::Timings;
 use crate::fit::{FitTask, FittedGraph, FittedStep, fit_evaluation};
 use crate::step::Step;
 
-/// What a step has to gain: less is within what measured seconds vary by, and a change costs time.
+/// Least fraction of a step's seconds that a new plan must save: less is within what measurements
+/// vary by, and a change costs time.
 const LEAST_GAIN: f64 = 0.01;
 
 /// Why a run keeps the plan that it has.
@@ -30,7 +31,7 @@ pub enum Kept {
     /// The search found nothing that fits.
     #[error("the search found no other plan that fits")]
     NoPlan,
-    /// There would be no room for the evaluation.
+    /// The evaluation would not fit.
     #[error("the evaluation does not fit beside what was found")]
     NoEvaluation,
     /// The plan that runs cannot be judged by what was measured.
@@ -38,9 +39,9 @@ pub enum Kept {
     Failed(#[from] FitError),
 }
 
-/// What became of planning again.
+/// The result of planning again.
 pub struct Replanned {
-    /// What the step costs, as measured.
+    /// The measured costs of the step.
     pub profile: Profile,
     /// The plan that ran, under this profile.
     pub before: Timeline,
@@ -50,7 +51,8 @@ pub struct Replanned {
 
 /// Plans a step once more, from what its run has measured so far, into the slab of its plan.
 ///
-/// Without moves everything stays where it is, so that nothing has to be moved to change plans.
+/// Without a tier, what stays from step to step keeps its place, so that changing plans moves
+/// nothing.
 ///
 /// # Errors
 /// The checker refuses the plan that ran, which is a bug of this program.

@@ -1,6 +1,6 @@
-//! The reserve: what the process takes beside the slab. Invariant: the budget is slab plus reserve;
-//! the reserve follows from graph, machine and the process alone, so `plan`, `check` and `train`
-//! take the same off the same budget.
+//! The reserve: what the process takes besides the slab. Invariant: the budget is slab plus
+//! reserve; the reserve follows from graph, machine and the process alone, so `plan`, `check` and
+//! `train` subtract the same from the same budget.
 
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
@@ -10,7 +10,7 @@ use tightfit::units::Bytes;
 use crate::kernels::{Packed, packed};
 use crate::memory::footprint::base;
 
-/// The parts of a budget that are not the slab's; none of a machine that is not this process's.
+/// The parts of a budget that are not the slab's; zero for a machine that is not this process's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reserve {
     /// What the process takes before slab and packing: code, stacks, tables of graph and plan.
@@ -25,19 +25,19 @@ impl Reserve {
         self.base + self.packing
     }
 
-    /// The budget that is a share of a peak: the base, which no plan makes smaller, and that share
-    /// of peak and packing together.
+    /// The budget for a share of a peak: the base, which no plan makes smaller, plus that share of
+    /// peak and packing together.
     pub fn with_share(self, share: f64, peak: Bytes) -> Bytes {
         let shared = ((peak + self.packing).0 as f64 * share) as u64;
         Bytes(self.base.0.saturating_add(shared).min(Bytes::LIMIT.0))
     }
 }
 
-/// What two lanes take: the memory through which what stays in the tier is saved and loaded, two
-/// stacks, and tables.
+/// Bytes that two lanes take: the memory through which the tier is saved and loaded, two stacks,
+/// and tables.
 const LANES: Bytes = Bytes((1 << 20) + (768 << 10));
 
-/// What executing the step on a machine takes beside the slab.
+/// What executing the step on a machine takes besides the slab.
 pub fn reserve(graph: &Graph, machine: &Machine) -> Reserve {
     if !machine.runtime.rules().packs {
         return Reserve::default();

@@ -1,6 +1,7 @@
-//! What a step allocates beside the slab. Invariant: no call allocates but those that pack a
-//! product, as the operator table says, and what they hold at once lies within the packing that is
-//! taken off the budget, whatever the extents; panels are there before the first step.
+//! What a step allocates in addition to the slab. Invariant: no call allocates except those that
+//! pack a product, as the operator table says, and what they hold at once lies within the packing
+//! that is subtracted from the budget, whatever the extents; panels are allocated before the first
+//! step.
 //!
 //! Tier: quick, since it takes less than a second.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
@@ -51,7 +52,7 @@ fn held() -> u64 {
     HELD.load(Ordering::SeqCst)
 }
 
-/// Runs and returns most bytes held at once beside what was held before.
+/// Runs and returns the most bytes held at once in addition to those held before.
 fn most_at_once(run: impl FnOnce()) -> u64 {
     let before = held();
     MOST.store(before, Ordering::SeqCst);
@@ -59,13 +60,13 @@ fn most_at_once(run: impl FnOnce()) -> u64 {
     MOST.load(Ordering::SeqCst) - before
 }
 
-/// The operator table says that the node's call packs a product.
+/// Whether the operator table says that the node's call packs a product.
 fn packs(graph: &Graph, node: NodeId) -> bool {
     let operator = graph.nodes()[node].operator.unwrap();
     !(operator.row().cost.packing)(&graph.call(node)).is_empty()
 }
 
-/// Tests of a binary run side by side, and all that is allocated is counted.
+/// Tests of a binary run in parallel, and all that is allocated is counted.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn step() -> (Step, Dataset) {
@@ -75,7 +76,7 @@ fn step() -> (Step, Dataset) {
     (step, data)
 }
 
-/// The unplanned step on so many threads, and its packing.
+/// The unplanned step on this many threads, and its packing.
 fn session(step: &Step, threads: u32) -> (Session, Bytes) {
     let machine = Machine::unmeasured_cpu(threads);
     let fitted = unplanned(&step.training, &Profile::new(&step.training, &machine)).unwrap();
@@ -122,7 +123,7 @@ fn a_step_allocates_within_the_packing() {
     }
 }
 
-/// A product of `m × k` and `k × n`, each operand as it lies or transposed.
+/// A product of `m × k` and `k × n`, each operand in row order or transposed.
 fn product([m, n, k]: [u64; 3], [left, right]: [bool; 2]) -> Graph {
     let mut builder = GraphBuilder::new("product");
     let mut operand = |name: &str, [rows, columns]: [u64; 2], is_transposed: bool| {
@@ -199,7 +200,7 @@ fn no_product_packs_more_than_is_taken_off_the_budget() {
                 let executable = Executable::compile(&graph, fitted.checked(), &pool).unwrap();
                 let settings = StepSettings { seed: 0, step: 0, learning_rate: 0.0 };
                 let packing = reserve(&graph, &machine).packing.0;
-                // Threads that have no panel yet take one, whenever they come to run.
+                // Threads that have no panel yet allocate one, whenever they first run.
                 let mut runs = (0..8).map(|_| {
                     let before = held();
                     let most = most_at_once(|| executable.run(&mut slab, &settings).unwrap());

@@ -1,5 +1,5 @@
 //! Memory of processes that were started here. Invariant: each is measured in a process of its own,
-//! since the largest one counts for ever.
+//! since the largest one counts forever.
 //!
 //! Tier: quick, since it takes less than a second.
 
@@ -19,7 +19,7 @@ fn test(name: &str) -> Command {
     command
 }
 
-/// No test by itself: a process that takes memory.
+/// Not a test by itself: a process that takes memory.
 #[test]
 fn hold() {
     let Ok(bytes) = std::env::var(BYTES) else { return };
@@ -27,7 +27,7 @@ fn hold() {
     assert_eq!(std::hint::black_box(&held).last(), Some(&1));
 }
 
-/// No test by itself: starts a process that takes `OWN` bytes, and prints its figures before and
+/// Not a test by itself: starts a process that takes `OWN` bytes, and prints its figures before and
 /// after.
 #[test]
 fn start() {

@@ -1,4 +1,4 @@
-//! Whole budgets. Invariant: slab and reserve are the budget, and a refusal speaks of whole
+//! Whole budgets. Invariant: slab and reserve are the budget, and a refusal is in terms of whole
 //! budgets.
 //!
 //! Tier: quick, since it takes less than a second.
@@ -92,7 +92,7 @@ fn a_refusal_names_whole_budgets() {
     }
 }
 
-/// A planner whose time is up before it has looked for anything.
+/// A planner whose time is up before it has searched.
 #[test]
 fn a_search_that_ended_too_soon_speaks_of_whole_budgets() {
     let (step, machine) = (step(), Machine::unmeasured_cpu(2));
@@ -105,7 +105,7 @@ fn a_search_that_ended_too_soon_speaks_of_whole_budgets() {
     match fit_graph(&step.training, &profile, &task) {
         Err(FittingError::Fit(FitError::Plan(PlanError::NotFound(found)))) => {
             assert_eq!(found.budget, asked);
-            // What is named has addresses, and is enough.
+            // The named budget has addresses, and is enough.
             assert!(found.reached >= whole.reserve.total() + peak);
             let task = FitTask { budget: Budget::Absolute(found.reached), ..task };
             assert!(fit_graph(&step.training, &profile, &task).is_ok(), "{found}");
@@ -122,7 +122,7 @@ fn budgets_that_make_no_sense_are_told_apart() {
         other => panic!("{:?}", other.map(|fitted| fitted.training.budget)),
     };
     assert_eq!(refused(Budget::Absolute(Bytes::ZERO)), BudgetError::Zero);
-    // What is less than the reserve is refused like any other, with a budget that is enough.
+    // A budget below the reserve is refused like any other, with a budget that is enough.
     match fitted(Budget::Absolute(Bytes(1))) {
         Err(FittingError::Fit(FitError::Plan(PlanError::Infeasible(proof)))) => {
             assert!(proof.is_proven() && proof.budget == Bytes(1), "{proof}");

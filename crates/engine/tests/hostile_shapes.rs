@@ -1,6 +1,6 @@
-//! Graphs whose shapes and types do not go together. Invariant: such a graph is refused, or it runs
-//! without a panic, reads nothing but the elements of its inputs, and writes nothing but the
-//! elements of its outputs and its workspace.
+//! Graphs whose shapes and types do not match. Invariant: such a graph is refused, or it runs
+//! without a panic, reads only the elements of its inputs, and writes only the elements of its
+//! outputs and its workspace.
 //!
 //! Tier: quick with a part of the cases, 4 s; full with all of them.
 
@@ -26,7 +26,7 @@ use tightfit_engine::{
 };
 
 const SETTINGS: StepSettings = StepSettings { seed: 1, step: 0, learning_rate: 1e-3 };
-/// Bytes behind the slab that nothing may touch.
+/// Bytes after the slab that nothing may touch.
 const GUARD: u64 = 1 << 16;
 
 fn pool(threads: usize) -> Arc<ThreadPool> {
@@ -58,7 +58,7 @@ fn places(value: &Value) -> Vec<u64> {
 }
 
 /// Compiles and runs a graph of one node, whose inputs are zero and around which all bytes are
-/// `filler`; the bytes of its outputs, or why it was refused.
+/// `filler`; returns the bytes of its outputs, or why it was refused.
 fn outcome(
     graph: &Graph,
     pool: &Arc<ThreadPool>,
@@ -116,8 +116,8 @@ fn renamed(argument: &Argument, names: &BTreeMap<ValueId, ValueId>) -> Argument 
 }
 
 /// A graph of one call: placeholders for what `node` reads, and the node. Value `changed` (inputs
-/// first, then outputs) goes through `change`; storages have room for whatever it becomes. `None`
-/// where the graph itself is refused.
+/// first, then outputs) goes through `change`; storages have space for whatever it becomes. `None`
+/// if the graph itself is refused.
 fn alone(
     graph: &Graph,
     node: NodeId,
@@ -166,7 +166,7 @@ fn alone(
     builder.build().ok()
 }
 
-/// Sets a shape, dense.
+/// Sets a shape, and makes it dense.
 fn reshape(spec: &mut ValueSpec, shape: Vec<u64>) {
     spec.shape = shape;
     spec.contiguous = true;
@@ -234,7 +234,7 @@ fn no_change_of_a_shape_or_a_type_makes_a_kernel_panic_or_stray() {
             let node = &graph.nodes()[id];
             let values: Vec<ValueId> =
                 node.inputs.iter().chain(node.outputs.iter().flatten()).copied().collect();
-            // Large cases are there for threads and blocks, and differ from small ones in no check.
+            // Large cases exist to test threads and blocks, and pass the same checks as small ones.
             if values.iter().any(|&value| graph.values()[value].tensor.elements() > 2048) {
                 continue;
             }
@@ -247,7 +247,7 @@ fn no_change_of_a_shape_or_a_type_makes_a_kernel_panic_or_stray() {
                     let what = || format!("{} `{}`, value {position}: {name}", node.op, node.name);
                     match both {
                         Ok([Ok(Ok(first)), Ok(Ok(second))]) if first == second => ran += 1,
-                        // An index out of its table is said, whatever lies beyond the inputs.
+                        // An index out of its table is reported, whatever lies after the inputs.
                         Ok([Ok(Err(_)), Ok(Err(_))]) => ran += 1,
                         Ok([Ok(_), Ok(_)]) => {
                             failures.push(format!("{}: reads beyond its inputs", what()));
@@ -519,7 +519,7 @@ fn strided(op: &str, offset: u64) -> Graph {
     builder.build().unwrap()
 }
 
-/// What lies in bytes that nothing writes depends on what lay there before, and so on the budget.
+/// Bytes that nothing writes keep their previous content, which depends on the budget.
 #[test]
 fn a_view_of_what_nothing_wrote_is_refused() {
     assert!(compiled(&strided("aten.as_strided.default", 12)).is_ok());
@@ -531,7 +531,7 @@ fn a_view_of_what_nothing_wrote_is_refused() {
     }
 }
 
-/// Nobody knows which elements an operator without a row would show.
+/// No one knows which elements an operator without a row would show.
 #[test]
 fn a_view_by_an_operator_without_a_row_is_refused() {
     let error = compiled(&strided("aten.unfold.default", 12)).err().unwrap();
@@ -542,7 +542,7 @@ fn a_view_by_an_operator_without_a_row_is_refused() {
     );
 }
 
-/// A copy whose new version is said to lie elsewhere than what was copied into.
+/// A copy whose new version is declared to lie elsewhere than what was copied into.
 #[test]
 fn a_new_version_lies_where_the_old_one_did() {
     let mut builder = GraphBuilder::new("moved");
@@ -599,7 +599,7 @@ fn an_executable_runs_on_the_threads_it_was_compiled_for() {
     ));
 }
 
-/// PyTorch's softmax may write over its input where a graph says so; the engine's reads its input
+/// PyTorch's softmax may write over its input if a graph says so; the engine's reads its input
 /// again after the first write.
 #[test]
 fn a_schedule_that_was_checked_for_other_kernels_is_refused() {

@@ -210,8 +210,8 @@ fn every_operator_matches_pytorch() {
 
 #[test]
 fn every_operator_has_goldens() {
-    // Random operators are held to their statistics, not to PyTorch's draws; what ranks do together
-    // is held to one device, in `tests/pipeline.rs` and `tests/sharded.rs`.
+    // Random operators are checked by their statistics, not against PyTorch's draws; collectives
+    // and messages are compared with one device, in `tests/pipeline.rs` and `tests/sharded.rs`.
     let others = [Operator::NativeDropout, Operator::Incoming, Operator::MeanPieces];
     let is_of_ranks = |operator: &Operator| operator.exchanges() || operator.is_collective();
     let missing: Vec<&str> = Operator::ALL

@@ -1,5 +1,5 @@
-//! All tests of the engine in one binary, by what they are about; those that count calls of the
-//! allocator, and those of MPI jobs, have their own.
+//! All tests of the engine in one binary, by subject; those that count calls of the allocator, and
+//! those of MPI jobs, have their own.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 

@@ -1,8 +1,8 @@
 //! Processes of an MPI job that exchange bytes. Invariant: whatever is sent arrives where it was to
-//! be put; whoever fails, panics or falls silent, the job comes to its end, with the cause.
+//! be put; if a rank fails, panics or falls silent, the job comes to its end, with the cause.
 //!
-//! Each test has `mpirun` begin this very program as the ranks of a job, which then run the
-//! test `as_a_rank` and nothing else.
+//! Each test lets `mpirun` start this very program as the ranks of a job, which then run the test
+//! `as_a_rank` and nothing else.
 //!
 //! Tier: quick, since it takes 8 s.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
@@ -14,16 +14,16 @@ use tightfit::id::RankId;
 use tightfit_engine::transport::mpi::{Job, JobError, MpiLink};
 use tightfit_engine::transport::{Awaiting, Header, Lent, Link, Route};
 
-/// What a rank is to do.
+/// The environment variable that says what a rank is to do.
 const DEED: &str = "TIGHTFIT_TEST_DEED";
 
-/// What a job said and how it ended.
+/// A job's output and its exit code.
 struct Ended {
     says: String,
     code: Option<i32>,
 }
 
-/// A job of so many ranks.
+/// Runs a job of this many ranks.
 fn job(ranks: u32, deed: &str) -> Ended {
     let output = Command::new("mpirun")
         .args(["-n", &ranks.to_string()])
@@ -52,7 +52,7 @@ fn bytes_arrive_where_they_are_to_be_put() {
 #[test]
 fn a_rank_that_fails_stops_all_others() {
     let Ended { says, .. } = job(3, "fail");
-    // Some may be ended by `mpirun` before they speak, but not before everything was quiet.
+    // Some may be ended by `mpirun` before they print, but not before everything was quiet.
     assert!(says.contains("rank1 failed: out of paper"), "{says}");
     assert!(!says.contains("was written after the end"), "{says}");
 }
@@ -84,7 +84,7 @@ fn ranks_that_are_too_few_or_too_many_know_it() {
     assert_eq!(says.matches("not needed").count(), 2, "{says}");
 }
 
-/// What a process of a job does; begun otherwise, it has nothing to do.
+/// What a process of a job does; if started otherwise, it does nothing.
 #[test]
 fn as_a_rank() {
     let Ok(deed) = std::env::var(DEED) else { return };
@@ -128,9 +128,9 @@ fn routes(ranks: u32) -> Vec<Route> {
     all.filter(|(from, to)| from != to).enumerate().map(route).collect()
 }
 
-/// Bytes that tell which message of which step they are.
+/// Bytes that identify their message and step.
 fn bytes_of(step: u32, message: usize) -> Vec<u8> {
-    // From none to more than MPI sends at once without being asked for.
+    // From none to more than MPI sends at once without a receiver's request.
     let length = [0, 1, 5_000, 300_000][(step as usize + message) % 4];
     (0..length).map(|index| (index as u32 * 31 + step * 7 + message as u32) as u8).collect()
 }
@@ -153,13 +153,13 @@ fn exchange(link: &MpiLink) -> u8 {
         // Every other step says early where messages are to be put.
         if step % 2 == 0 {
             for (message, into) in &mut received {
-                // SAFETY: nobody touches it before it was received.
+                // SAFETY: nothing touches it before it was received.
                 let into = unsafe { Awaiting::new(into) };
                 link.post(Header { step, message: *message }, into).unwrap();
             }
         }
         for (message, bytes) in &sent {
-            // SAFETY: nobody changes them before they were sent.
+            // SAFETY: nothing changes them before they were sent.
             let bytes = unsafe { Lent::new(bytes) };
             link.send(Header { step, message: *message }, bytes).unwrap();
         }
@@ -195,7 +195,7 @@ fn fail(link: &MpiLink) -> u8 {
     link.expects(routes.clone(), Duration::from_secs(60)).unwrap();
     let own = link.rank();
     if let Err(error) = link.gather(&[]) {
-        // The one that fails has heard everybody, and others have not yet.
+        // The failing rank has read what all ranks said, and others have not yet.
         println!("{own}: {error}");
         return 12;
     }
@@ -203,7 +203,7 @@ fn fail(link: &MpiLink) -> u8 {
         link.abort("out of paper");
         return 3;
     }
-    // One message is posted and one is lent, both too large to go without the other side.
+    // One message is posted and one is lent, both too large to be sent without the other side.
     let mut into = vec![7; 1 << 20];
     let lent = vec![9; 1 << 20];
     let number = |to_own: bool| {
@@ -243,12 +243,12 @@ fn silent(link: &MpiLink) -> u8 {
     link.expects(routes(link.ranks()), Duration::from_secs(3)).unwrap();
     link.gather(&[]).unwrap();
     if link.rank() == RankId::from_u32(1) {
-        // As if it computed for long.
+        // As if it computed for a long time.
         std::thread::sleep(Duration::from_secs(6));
         println!("rank1 hears: {}", link.gather(&[]).unwrap_err());
         return 0;
     }
-    // The first message of two ranks goes the other way.
+    // The first message of two ranks goes in the other direction.
     let error = link.receive(Header { step: 0, message: 1 }, &mut [0; 8]).unwrap_err();
     println!("{error}");
     12

@@ -35,7 +35,7 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../corpus/kernels/mutated")
 }
 
-/// What became of a call.
+/// The result of a call.
 #[derive(Debug)]
 enum Outcome {
     /// Refused by the reader of graphs, with a sentence.
@@ -139,7 +139,7 @@ fn largest(numbers: &[f32]) -> f64 {
     finite.fold(0.0, |largest, x| largest.max(f64::from(x.abs())))
 }
 
-/// The error of what was computed, relative to `scale`; infinite where it is of another kind.
+/// The relative error of a result with respect to `scale`; infinite if it is of another kind.
 fn error(dtype: DType, ours: &[u8], theirs: &[u8], scale: f64) -> f64 {
     if dtype != DType::F32 {
         return if ours == theirs { 0.0 } else { f64::INFINITY };
@@ -155,18 +155,19 @@ fn error(dtype: DType, ours: &[u8], theirs: &[u8], scale: f64) -> f64 {
     ours.iter().zip(&theirs).map(difference).fold(0.0, f64::max) / scale
 }
 
-/// Draws that are the engine's own: a dropout that drops some elements and not all.
+/// Whether the call draws random numbers of the engine's own: a dropout that drops some elements
+/// but not all.
 fn is_drawn(call: &Json) -> bool {
     let node = call["graph"]["nodes"].as_array().unwrap().last().unwrap();
     let share = node["args"][1].as_f64().unwrap_or(0.0);
     node["random"] == true && share > 0.0 && share < 1.0 && node["args"][2] != false
 }
 
-/// What is wrong with what was computed, compared with PyTorch's results.
+/// What is wrong with a result, compared with PyTorch's.
 fn differs(call: &Json, graph: &Graph, ours: &[Vec<u8>], theirs: &SafeTensors) -> Option<String> {
     let node = graph.nodes().values().last().unwrap();
     let results = call["results"].as_array().unwrap();
-    // Where terms cancel, the error is in proportion to them.
+    // If terms cancel, the error is in proportion to them.
     let inputs = call["inputs"].as_array().into_iter().flatten().filter_map(|name| name.as_str());
     const CANCELS: [&str; 4] = ["sum", "mean", "log_softmax", "layer_norm_backward"];
     let scale = if CANCELS.iter().any(|name| node.op.contains(name)) {
@@ -237,7 +238,7 @@ fn a_changed_call_is_refused_by_name_or_equals_pytorch() {
                 Ok(Outcome::Uncompiled(error)) => {
                     counts.refused += 1;
                     let sentence = error.to_string();
-                    // An input that the engine cannot hold is named itself.
+                    // If the engine cannot hold an input, the input itself is named.
                     if !sentence.contains(NODE) && !sentence.contains("node `x") {
                         fail(format!("refused without the node's name: {sentence}"));
                     }
@@ -296,8 +297,8 @@ fn every_operator_has_changed_calls() {
             }
         }
     }
-    // PyTorch has no verdict on what ranks do together; `tests/pipeline.rs` and `tests/sharded.rs`
-    // change such calls.
+    // PyTorch has no verdict on collectives and messages; `tests/pipeline.rs` and
+    // `tests/sharded.rs` change such calls.
     let of_ranks = |operator: &Operator| operator.exchanges() || operator.is_collective();
     let local = [Operator::Incoming, Operator::MeanPieces];
     let own = |operator: &Operator| of_ranks(operator) || local.contains(operator);

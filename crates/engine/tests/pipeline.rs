@@ -1,7 +1,7 @@
 //! Steps of the corpus on one rank and on several, as threads. Invariant: whatever the schedule,
 //! the number of ranks and the plan of each, parameters and state have the same bits after the last
-//! update as on one device with accumulation, but for what the cut of a shared parameter sums in
-//! another order; and who fails stops all others with its cause.
+//! update as on one device with accumulation, except where cutting a shared parameter changes the
+//! order of a sum; and a rank that fails stops all others with its cause.
 //!
 //! Tier: quick with a part of the cases, 5 s; full with all of them.
 
@@ -44,7 +44,7 @@ fn number_of(name: &str) -> u32 {
     name.bytes().fold(17, |number: u32, byte| number.wrapping_mul(31).wrapping_add(byte.into()))
 }
 
-/// Numbers that follow from name and step alone; whole ones are those of classes.
+/// Numbers that follow from name and step alone; integers are valid classes.
 fn fill(out: &mut [u8], (name, dtype): (&str, DType), step: u32) {
     let word = |index: usize| philox(key(7), [index as u32, number_of(name), step, 0])[0];
     match dtype {
@@ -95,7 +95,7 @@ fn run(graph: &Graph, is_planned: bool, link: Option<Arc<dyn Link>>) -> Result<S
         let settings = StepSettings { seed: 3, step: number, learning_rate: 0.01 };
         executable.run(&mut slab, &settings)?;
     }
-    // What stays lies where it did, or where the last version of it was made.
+    // A persistent tensor lies where it did, or where its last version was made.
     let residencies = &checked.timeline().residencies;
     let places = graph.placeholder_storages().filter(|(_, storage)| graph.is_persistent(*storage));
     Ok(places
@@ -113,7 +113,7 @@ fn run(graph: &Graph, is_planned: bool, link: Option<Arc<dyn Link>>) -> Result<S
         .collect())
 }
 
-/// The ways of all messages.
+/// The routes of all messages.
 fn routes(ranks: &Ranks) -> Vec<Route> {
     let route = |message: &Message| Route {
         from: message.from,
@@ -126,7 +126,7 @@ fn routes(ranks: &Ranks) -> Vec<Route> {
 /// Messages arrive early.
 const POSTED: Leeway = Leeway { ahead: 1, behind: 2 };
 
-/// Executes all ranks side by side: what stays, which ranks that share it have to agree about.
+/// Executes all ranks in parallel; returns what stays, on which ranks that share it must agree.
 fn run_ranks(graph: &Graph, rows: &Rows, is_planned: bool) -> State {
     let division = Division::new(graph, &evenly(graph, rows.placement.len() as u32)).unwrap();
     let ranks = ranks(&division, rows, if is_planned { POSTED } else { Leeway::NONE }).unwrap();
@@ -150,7 +150,7 @@ fn run_ranks(graph: &Graph, rows: &Rows, is_planned: bool) -> State {
     all
 }
 
-/// Forward nodes in so many stages of as many nodes each.
+/// Forward nodes in this many stages of as many nodes each.
 fn evenly(graph: &Graph, stages: u32) -> SecondaryMap<NodeId, StageId> {
     let forward: Vec<NodeId> =
         graph.nodes().keys().filter(|&id| graph.nodes()[id].phase.is_forward()).collect();
@@ -210,8 +210,8 @@ fn a_shared_parameter_is_exchanged_once_an_update() {
                 let largest = theirs.iter().fold(1e-3f32, |most, x| most.max(x.abs()));
                 let apart = ours.iter().zip(&theirs).map(|(a, b)| (a - b).abs());
                 let apart = apart.fold(0.0f32, f32::max) / largest;
-                // AdamW divides by what a gradient usually is: where that is next to nothing, the
-                // last bits of a sum count.
+                // AdamW divides by the usual size of a gradient: if that is next to nothing, the
+                // last bits of a sum matter.
                 assert!(apart <= 1e-3, "{name}: {apart}");
             }
         }
@@ -243,7 +243,7 @@ fn a_rank_that_fails_stops_the_others() {
     assert!(matches!(alone, Err(StepError::NoLink)));
 }
 
-/// Each argument of each call that sends or receives, as something else.
+/// Each argument of each call that sends or receives, replaced by something else.
 #[test]
 fn changed_calls_are_refused() {
     let step = step("mlp-digits");

@@ -1,6 +1,6 @@
-//! Parameters and state that are placed while a run goes on. Invariant: whatever the policy, the
-//! budget and the order of graphs, the run computes what one with memory enough computes, bit for
-//! bit; and what is moved is what the policy says.
+//! Parameters and state that are placed at run time. Invariant: whatever the policy, the budget and
+//! the order of graphs, the run computes what one with enough memory computes, bit for bit; and
+//! what is moved is what the policy says.
 //!
 //! Tier: quick with a part of the cases, 12 s; full with all of them.
 
@@ -42,7 +42,7 @@ fn machine() -> Machine {
 
 fn placed(step: &Step, policy: Policy, budget: Budget) -> Result<FittedStep, FittingError> {
     let machine = machine();
-    // Enough that no budget below the smallest that is found is met.
+    // Enough that no budget below the smallest one found can be met.
     let effort = Effort::work(1, 400_000);
     let (beside, planner) = (Bytes::ZERO, Planner::Auto);
     let task = FitTask { machine: &machine, budget, beside, planner, effort };
@@ -60,7 +60,7 @@ fn session(step: &Step, plan: &FittedStep, tier: &TierFolder) -> Session {
     Session::with_region(step, schedules, plan.training.slab(), (tier, region), 2, 7).unwrap()
 }
 
-/// The same with memory enough, and no manager.
+/// The same with enough memory, and no manager.
 fn with_memory_enough(step: &Step) -> Session {
     let machine = Machine::unmeasured_cpu(2);
     let effort = Effort::work(1, 100_000);
@@ -71,12 +71,12 @@ fn with_memory_enough(step: &Step) -> Session {
     Session::with_tier(step, schedules, plan.training.slab(), None, 2, 7).unwrap()
 }
 
-/// What comes next in a run.
+/// The next action of a run.
 #[derive(Clone, Copy)]
 enum Turn {
     Train,
     Evaluate,
-    /// Everything that stays is read, as a save in the middle does.
+    /// Everything that stays is read, as by a save in the middle.
     Read,
 }
 
@@ -97,7 +97,7 @@ const TURNS: [Turn; 14] = [
     Turn::Read,
 ];
 
-/// Every bit of a run.
+/// Every bit of a run's results.
 #[derive(Debug, Default, PartialEq)]
 struct Bits {
     losses: Vec<u32>,
@@ -177,7 +177,7 @@ fn region_and_schedule_share_the_slab() {
     }
 }
 
-/// What each step of a run moves, and each evaluation.
+/// What each step and each evaluation of a run moves.
 fn figures(step: &Step, policy: Policy, budget: Budget) -> (Vec<Figures>, Vec<Figures>) {
     let folder = tempfile::tempdir().unwrap();
     let plan = placed(step, policy, budget).unwrap();
@@ -210,7 +210,7 @@ fn what_is_moved_is_what_the_policy_says() {
     assert!(steps[0].to_device >= all && steps[0].to_host == Bytes::ZERO);
     assert_eq!(volumes(&steps[1..]), [0; 5]);
     assert_eq!(volumes(&evaluations), [0; 6]);
-    // Each call brings what it computes with, unless the call before had it.
+    // Each call brings what it computes with, unless the previous call had it.
     let (host, judged) = figures(&step, Policy::Host, Budget::Share(0.5));
     for moved in host.iter().chain(&judged) {
         assert!(moved.to_device > Bytes::ZERO && moved.layout >= moved.eviction);
@@ -218,7 +218,7 @@ fn what_is_moved_is_what_the_policy_says() {
     for moved in &host {
         assert!(moved.to_device >= all && moved.to_host > Bytes::ZERO, "state is written");
     }
-    // An evaluation writes nothing; what leaves in it was written by the step before.
+    // An evaluation writes nothing; what is copied out in it was written by the previous step.
     let least = host.iter().map(|moved| moved.to_host).min().unwrap();
     assert!(judged.iter().all(|moved| moved.to_host < least));
     // Whatever fits stays.
@@ -262,7 +262,7 @@ fn a_run_goes_on_from_what_another_one_saved() {
     }
 }
 
-/// Weights of which one is damaged leave the session as it was, those before the damage included.
+/// Weights that are damaged in part leave the session as it was, including those before the damage.
 #[test]
 fn damaged_weights_change_nothing() {
     let step = step();

@@ -62,7 +62,7 @@ fn execute(graph: &Graph, profile: &Profile, schedule: &Schedule, threads: usize
     assert_disjoint();
     let executable = Executable::compile(graph, &checked, &pool(threads)).unwrap();
     let mut slab = Slab::new(schedule.slab).unwrap();
-    // Nothing may depend on what lay in the slab before.
+    // Nothing may depend on the slab's previous content.
     slab.write(0, schedule.slab.0).fill(0xff);
     let places = places(graph, schedule);
     let mut results = Vec::new();

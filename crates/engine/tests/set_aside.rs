@@ -131,7 +131,7 @@ fn what_has_no_room_leaves_the_run_as_it_was() {
     let least = fitted(&step, true, Budget::Share(0.45));
     let expected = bits(&[&whole], None);
     let taken: Bytes = least.training.fitted.schedule().below.values().copied().sum();
-    // Not even what is in the slab; that, but no second tier.
+    // Space not even for what is in the slab; or for that, but not for a second tier.
     let (mut session, mut data) = (session(&step, &[&least, &whole], Some(&tier)), data(&step));
     let mut losses = Vec::new();
     for number in 0..STEPS {
@@ -139,7 +139,7 @@ fn what_has_no_room_leaves_the_run_as_it_was() {
         let small = in_folder(folder.path(), Some(size));
         let refused = take_up(&mut session, &step, &least, Some(&small)).unwrap_err();
         assert!(matches!(refused, SessionError::Tier(TierError::Room { .. })), "{refused}");
-        // And none that this slab is too small for.
+        // Nor is a plan accepted for which this slab is too small.
         let mut tiny = Session::with_tier(
             &step,
             (least.training.fitted.checked(), None),

@@ -1,6 +1,6 @@
 //! Steps that ranks share, as threads. Invariant: whatever the number of ranks and the plan, losses
-//! and weights are those of one device with all micro-batches, but for the order of sums; what is
-//! saved is whole, and goes on on any number of ranks.
+//! and weights are those of one device with all micro-batches, except for the order of sums; what
+//! is saved is whole, and can be resumed on any number of ranks.
 //!
 //! Tier: quick with a part of the cases, 8 s; full with all of them.
 
@@ -33,7 +33,7 @@ use tightfit_engine::{
 const MICRO_BATCHES: u32 = 8;
 const STEPS: usize = 4;
 
-/// What a run has come to.
+/// The results of a run.
 #[derive(Debug)]
 struct Ran {
     losses: Vec<f32>,
@@ -194,7 +194,7 @@ fn what_is_saved_goes_on_on_any_number_of_ranks() {
     }
 }
 
-/// Each argument of each collective, as something else.
+/// Each argument of each collective, replaced by something else.
 #[test]
 fn changed_calls_are_refused() {
     let sharing = Sharing { ranks: 2, micro_batches: 2, reductions: Reductions::Once };
@@ -238,7 +238,7 @@ fn changed_calls_are_refused() {
     assert!(seen.len() == 3 && refused > 20, "{seen:?}, {refused}");
 }
 
-/// What another rank fails of, all ranks that share a step end with.
+/// All ranks that share a step end with the error of the rank that failed.
 #[test]
 fn a_rank_that_fails_stops_all_others() {
     let sharing = Sharing { ranks: 3, micro_batches: 3, reductions: Reductions::Once };

@@ -1,6 +1,6 @@
-//! Schedules with transfers, executed where there is no tier. Invariant: such a step fails before
-//! anything is moved; without its transfers it runs. What the engine's tier, one file of whole
-//! blocks, could not carry is not even compiled, be it legal on the machine that it was made for.
+//! Schedules with transfers, executed without a tier. Invariant: such a step fails before anything
+//! is moved; without its transfers it runs. What the engine's tier, one file of whole blocks, could
+//! not carry is not even compiled, even if it is legal on the machine that it was made for.
 //!
 //! Tier: quick, since it takes less than a second.
 
@@ -95,7 +95,7 @@ fn away(graph: &Graph, profile: &Profile) -> Schedule {
             Instruction::Free(_) | Instruction::Start(_) | Instruction::Wait(_) => {}
         }
     }
-    // From the end, so that positions before stay what they are.
+    // From the end, so that earlier positions stay valid.
     let returns = [copy(1, below, back), wait(1), Instruction::Free(below)];
     schedule.instructions.splice(d..d, returns);
     let leaves = [copy(0, device, below), wait(0), Instruction::Free(device)];
@@ -156,7 +156,7 @@ fn transfers_of_other_than_whole_blocks_are_refused() {
     let profile = Profile::new(&graph, &machine()).without_reuse();
     let changes: [fn(&mut Buffer); 2] = [
         |below| below.address += ALIGNMENT,
-        // The bytes that leave are not all that the copy has.
+        // The bytes that are moved out are not all that the copy has.
         |below| below.bytes += Bytes(ALIGNMENT),
     ];
     for change in changes {

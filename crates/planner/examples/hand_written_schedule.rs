@@ -1,6 +1,6 @@
 //! A schedule written by hand, judged by the checker: an activation goes to the host, comes back
-//! for the gradient, and its room is another's in between. Invariant: the schedule comes from no
-//! planner and from no lowering, so all that the checker knows of it stands here.
+//! for the gradient, and its memory is used by another in between. Invariant: the schedule comes
+//! from no planner and from no lowering, so all that the checker knows of it is in this file.
 //!
 //! ```text
 //! cargo run --example hand_written_schedule
@@ -21,7 +21,8 @@ use tightfit::tensor::DType;
 use tightfit::units::{Bytes, Seconds};
 use tightfit::unplanned;
 
-/// The size of an activation, and what a lane moves in a second; every call takes a second.
+/// The size of an activation, in bytes, and what a lane moves in a second; every call takes a
+/// second.
 const BYTES: Bytes = Bytes(1 << 20);
 /// The size of the loss and of the gradient.
 const SCALAR: Bytes = Bytes(4);

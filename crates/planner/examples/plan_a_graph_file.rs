@@ -1,5 +1,5 @@
 //! Plans the graph of a file at three budgets and prints a table. Invariant: every figure of a row
-//! is the checker's, the bound's or the refusal's; none is the planner's own word.
+//! comes from the checker, the bound or the refusal; none is the planner's own claim.
 //!
 //! ```text
 //! cargo run --release --example plan_a_graph_file [GRAPH]
@@ -12,10 +12,10 @@ use tightfit::profile::Profile;
 use tightfit::units::Bytes;
 use tightfit::{FittedPoint, Request, frontier, graph, unplanned};
 
-/// A graph of the corpus, for those who name none.
+/// The graph of the corpus that is used if none is named.
 const DEFAULT: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../../corpus/graphs/gpt2_small_b8_s512.json.gz");
-/// The budgets, in percent of what the step takes where nothing is recomputed, in rising order.
+/// The budgets, in percent of what the step takes if nothing is recomputed, in increasing order.
 const PERCENT: [u64; 3] = [40, 60, 80];
 
 fn main() -> Result<(), Box<dyn Error>> {

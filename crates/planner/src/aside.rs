@@ -1,5 +1,5 @@
-//! Work beside other work, on a thread of its own. Invariant: it ends within its scope, and it is
-//! done where the system gives no thread as well: at once, on the thread that asks for it.
+//! Work on another thread. Invariant: it ends within its scope, and it is done even if the system
+//! gives no thread: then at once, on the calling thread.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
@@ -8,17 +8,18 @@ use std::thread::{Builder, Scope, ScopedJoinHandle};
 pub enum Aside<'scope, T> {
     /// It has a thread.
     Begun(ScopedJoinHandle<'scope, Option<T>>),
-    /// There was none, and it has ended.
+    /// There was no thread, and it has ended.
     Done(Option<T>),
 }
 
 impl<'scope, T: Send + 'scope> Aside<'scope, T> {
-    /// Begins work, which may wait for nothing that is done behind this call.
+    /// Begins work, which must not wait for anything that is done after this call.
     pub fn begin(
         scope: &'scope Scope<'scope, '_>,
         work: impl FnOnce() -> T + Send + 'scope,
     ) -> Self {
-        // What a thread was to run is lost where the system refuses one, so it is kept here.
+        // If the system refuses a thread, the closure passed to it is lost, so the work is kept
+        // here.
         let kept = Arc::new(Mutex::new(Some(work)));
         let taken = Arc::clone(&kept);
         match Builder::new().spawn_scoped(scope, move || done(&taken)) {
@@ -27,7 +28,7 @@ impl<'scope, T: Send + 'scope> Aside<'scope, T> {
         }
     }
 
-    /// What it came to; nothing where its thread panicked, which leaves its message.
+    /// The result; `None` if its thread panicked, which prints its message.
     pub fn end(self) -> Option<T> {
         match self {
             Aside::Begun(thread) => thread.join().ok().flatten(),

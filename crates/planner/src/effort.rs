@@ -1,6 +1,7 @@
-//! How hard a planner looks for something better, and how much of that is left. Invariant: nothing
-//! here knows a clock of its own; with a limit of work and no deadline every answer depends on the
-//! work alone, so the same seed gives the same plan, byte for byte, on every machine.
+//! How hard a planner searches for something better, and how much of that effort is left.
+//! Invariant: nothing here has a clock of its own; with a limit of work and no deadline every
+//! answer depends on the work alone, so the same seed gives the same plan, byte for byte, on every
+//! machine.
 
 use crate::units::Seconds;
 
@@ -12,32 +13,32 @@ pub struct Effort<'a> {
     /// The elementary operations after which the search stops, whatever the time.
     pub work: u64,
     /// The elementary operations of a planner with a fixed rule that come before the deadline
-    /// counts: so much of its answer does not depend on how busy the machine is. An interruption
+    /// counts: that much of its answer does not depend on how busy the machine is. An interruption
     /// counts at once. With [`u64::MAX`] such a planner, or a solver, ends by itself.
     pub floor: u64,
-    /// The same for each planner with a fixed rule that a search asks beside its own work.
+    /// The same for each planner with a fixed rule that a search calls in addition to its own work.
     pub floor_beside: u64,
     /// The time since the search began after which it stops.
     pub deadline: Seconds,
-    /// The time, from any fixed origin. A clock that jumps to infinity ends the search: so does an
-    /// interruption.
+    /// The time, from any fixed origin. A clock that jumps to infinity ends the search; this is how
+    /// an interruption is signalled.
     pub clock: &'a (dyn Fn() -> Seconds + Sync),
 }
 
 impl Effort<'_> {
-    /// The floor of a planner with a fixed rule whose deadline somebody chose.
+    /// The floor of a planner with a fixed rule if the caller chose a deadline.
     ///
-    /// An operation is a run looked at while a sequence is made, walked along or simulated, which
-    /// takes some 30 to 100 ns: so the floor is one to two seconds of a processor. Every rule comes
-    /// to its end within it on graphs of up to 4,000 nodes, those of `corpus/graphs`.
+    /// An operation is a run visited while a sequence is made, traversed or simulated, which takes
+    /// some 30 to 100 ns, so the floor is one to two seconds of processor time. Every rule finishes
+    /// within it on graphs of up to 4,000 nodes, those of `corpus/graphs`.
     pub const FLOOR: u64 = 20_000_000;
 
-    /// Whether somebody chose the deadline: the floors are scaled down then.
+    /// Whether the caller chose the deadline: the floors are scaled down then.
     fn has_chosen_deadline(&self) -> bool {
         self.floor_beside < Effort::FLOOR
     }
 
-    /// Work that is done whatever the time: scaled down, as the floors are, if a deadline was
+    /// Work that is done regardless of the time: scaled down, as the floors are, if a deadline was
     /// chosen.
     pub fn in_proportion(&self, work: u64) -> u64 {
         let share = u128::from(self.floor_beside.min(Effort::FLOOR));
@@ -46,7 +47,7 @@ impl Effort<'_> {
 }
 
 impl Effort<'static> {
-    /// As much work as given, however long it takes.
+    /// This much work, however long it takes.
     pub const fn work(seed: u64, work: u64) -> Effort<'static> {
         Effort {
             seed,
@@ -66,10 +67,10 @@ impl Default for Effort<'static> {
     }
 }
 
-/// Counts the work done under an effort, and asks its clock.
+/// Counts the work done under an effort, and checks its clock.
 ///
-/// Work may be booked after it was done ([`Meter::spend`], then [`Meter::is_over`]) or asked for
-/// before ([`Meter::take`], then [`Meter::has_refused`]); the second asks the clock less often.
+/// Work may be counted after it was done ([`Meter::spend`], then [`Meter::is_over`]) or requested
+/// before ([`Meter::take`], then [`Meter::has_refused`]); the second checks the clock less often.
 #[derive(Clone)]
 pub struct Meter<'a> {
     effort: &'a Effort<'a>,
@@ -79,24 +80,24 @@ pub struct Meter<'a> {
     limit: u64,
     /// Work before which the deadline does not count.
     floor: u64,
-    /// Time since the start at which it ends; absent where time is of no account.
+    /// Time since the start at which it ends; absent if time is ignored.
     deadline: Option<Seconds>,
-    /// An interruption does not end it.
+    /// Whether an interruption does not end it.
     ignores_interruptions: bool,
     has_refused: bool,
 }
 
 impl<'a> Meter<'a> {
-    /// Units of work between two looks at the clock where work is asked for.
+    /// Units of work between two checks of the clock when work is requested.
     const CLOCK_INTERVAL: u64 = 4;
 
-    /// How long work may go on after a chosen deadline: half of what a search may be late.
+    /// Time that work may go on after a chosen deadline: half of what a search may be late.
     const GRACE: Seconds = Seconds(0.15);
 
-    /// The time of a look at a sequence (its simulation, and first addresses), for each run.
+    /// Time per run to examine a sequence (its simulation, and first addresses).
     const LOOK: Seconds = Seconds(2.5e-6);
 
-    /// Starts now.
+    /// Starts counting now.
     pub fn new(effort: &'a Effort<'a>) -> Meter<'a> {
         Meter {
             effort,
@@ -110,7 +111,7 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// The same, ending at a share of the effort.
+    /// The same, ending at a share of the whole effort.
     pub fn until(&self, share: f64) -> Meter<'a> {
         Meter {
             limit: (self.effort.work as f64 * share) as u64,
@@ -136,33 +137,40 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// The same, ending after so much more work at the latest.
+    /// The same, ending after at most this much more work.
     pub fn leg(&self, work: u64) -> Meter<'a> {
         Meter { limit: self.limit.min(self.spent.saturating_add(work)), ..self.clone() }
     }
 
-    /// So much more work, whatever the limits and the time: for a first plan, without which there
-    /// is no answer. Where somebody chose the deadline, it ends 0.15 s after that.
+    /// This much more work, regardless of limits and time: for a first plan, without which there is
+    /// no answer. If the caller chose the deadline, it ends 0.15 s after that.
     pub fn untimed(&self, work: u64) -> Meter<'a> {
         let limit = self.spent.saturating_add(work);
         Meter { limit, ignores_interruptions: true, ..self.with_grace(0) }
     }
 
-    /// The same without a limit of work, for what turns a refusal into a plan: if a deadline was
-    /// chosen, it ends 0.15 s after that, and the time of a look at so long a sequence later.
+    /// The same without a limit of work, for turning a refusal into a plan: if a deadline was
+    /// chosen, it ends 0.15 s after that, plus the time to examine a sequence of this length.
     pub fn with_grace(&self, runs: usize) -> Meter<'a> {
         let late = self.effort.deadline.0 + Self::GRACE.0 + runs as f64 * Self::LOOK.0;
         let deadline = self.effort.has_chosen_deadline().then_some(Seconds(late));
         Meter { limit: u64::MAX, deadline, ..self.clone() }
     }
 
-    /// The same, with a deadline that does not count before so much more work is done.
+    /// The same with twice the time, unless the deadline was chosen.
+    pub fn with_twice_the_time(&self) -> Meter<'a> {
+        let factor = if self.effort.has_chosen_deadline() { 1.0 } else { 2.0 };
+        let deadline = self.deadline.map(|deadline| Seconds(deadline.0 * factor));
+        Meter { deadline, ..self.clone() }
+    }
+
+    /// The same, with a deadline that does not count before this much more work is done.
     pub fn above(&self, floor: u64) -> Meter<'a> {
         Meter { floor: self.spent.saturating_add(floor), ..self.clone() }
     }
 
-    /// The same for work that cannot be counted: the deadline counts at once, or, where the floor
-    /// is endless, never.
+    /// The same for work that cannot be counted: the deadline counts at once or, if the floor is
+    /// unlimited, never.
     pub fn uncounted(&self) -> Meter<'a> {
         if self.floor < u64::MAX {
             Meter { floor: 0, ..self.clone() }
@@ -171,8 +179,8 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// What is left of the effort until a share of it is spent; its work counts anew, and it has no
-    /// floor.
+    /// The rest of the effort until a share of it is spent; its work is counted from zero, and it
+    /// has no floor.
     pub fn rest_until(&self, share: f64) -> Effort<'a> {
         let deadline = self.effort.deadline.0 * share - self.elapsed().0;
         Effort {
@@ -183,13 +191,14 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// So much work, in a share of the time that is left; without a floor.
+    /// This much work, in a share of the time that is left; without a floor.
     pub fn round(&self, work: u64, share: f64) -> Effort<'a> {
         let left = self.deadline.unwrap_or(self.effort.deadline).0 - self.elapsed().0;
         Effort { deadline: Seconds(left.max(0.0) * share), work, floor: 0, ..*self.effort }
     }
 
-    /// Nothing is left for so much work: with a limit of work alone, all of it or nothing is done.
+    /// Whether too little is left for this much work: with a limit of work alone, all of it or
+    /// nothing is done.
     pub fn would_exceed(&self, work: u64) -> bool {
         self.is_over() || !self.has_deadline() && self.spent.saturating_add(work) > self.limit
     }
@@ -199,17 +208,17 @@ impl<'a> Meter<'a> {
         self.effort
     }
 
-    /// It ends at a time, not only after so much work.
+    /// Whether it ends at some time, not only after some amount of work.
     pub fn has_deadline(&self) -> bool {
         self.effort.deadline.0.is_finite()
     }
 
-    /// Books work that was done.
+    /// Counts work that was done.
     pub fn spend(&mut self, work: u64) {
         self.spent = self.spent.saturating_add(work);
     }
 
-    /// Asks for work that is about to be done; false where it is not allowed any more. It is booked
+    /// Requests work that is about to be done; false if it is no longer allowed. It is counted
     /// either way.
     pub fn take(&mut self, work: u64) -> bool {
         let looks = self.spent / Self::CLOCK_INTERVAL;
@@ -228,7 +237,7 @@ impl<'a> Meter<'a> {
         !self.has_refused
     }
 
-    /// Something was asked for and not allowed.
+    /// Whether any request was refused.
     pub fn has_refused(&self) -> bool {
         self.has_refused
     }
@@ -238,7 +247,7 @@ impl<'a> Meter<'a> {
         self.spent
     }
 
-    /// Time since the start; endless after an interruption, be it one before the start.
+    /// Time since the start; infinite after an interruption, even one before the start.
     pub fn elapsed(&self) -> Seconds {
         let now = (self.effort.clock)();
         if now.0.is_infinite() { now } else { Seconds(now.0 - self.start.0) }
@@ -249,17 +258,17 @@ impl<'a> Meter<'a> {
         self.elapsed().0 / self.effort.deadline.0
     }
 
-    /// The part of the effort that is spent: of its time or of its work, whichever is more.
+    /// The fraction of the effort that is spent: of its time or of its work, whichever is more.
     pub fn part(&self) -> f64 {
         self.share().max(self.spent as f64 / self.effort.work.max(1) as f64)
     }
 
-    /// Nothing is left.
+    /// Whether nothing is left.
     pub fn is_over(&self) -> bool {
         self.spent >= self.limit || self.is_late()
     }
 
-    /// Whether time is up, whatever work is left: what a planner asks whose rule ends by itself.
+    /// Whether time is up, whatever work is left: for planners whose rule ends by itself.
     pub fn is_late(&self) -> bool {
         self.deadline.is_some_and(|deadline| {
             let elapsed = self.elapsed().0;
@@ -270,7 +279,7 @@ impl<'a> Meter<'a> {
         })
     }
 
-    /// The time that is left, the floor of no account; absent where there is no deadline.
+    /// The time that is left, ignoring the floor; absent if there is no deadline.
     pub fn time_left(&self) -> Option<Seconds> {
         let deadline = self.deadline.filter(|deadline| deadline.0.is_finite())?;
         Some(Seconds((deadline.0 - self.elapsed().0).max(0.0)))
@@ -357,6 +366,10 @@ mod tests {
         assert_eq!(meter.until(0.5).left(), 30);
         let rest = meter.rest_until(0.5);
         assert_eq!((rest.work, rest.deadline), (50, Seconds(40.0)));
+        let chosen = Effort { floor_beside: 1, ..effort };
+        let longer = [Meter::new(&effort), Meter::new(&chosen)].map(|it| it.with_twice_the_time());
+        now.store(150, Ordering::Relaxed);
+        assert_eq!(longer.map(|meter| meter.is_late()), [false, true]);
     }
 
     #[test]

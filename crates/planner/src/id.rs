@@ -1,20 +1,20 @@
 //! Dense ids of the parts of a graph, a machine and a schedule. Invariant: an id is an index into
 //! the table of its own kind, never a bare number.
 //!
-//! Tables indexed by an id are [`PrimaryMap`], where an entry makes the id, and [`SecondaryMap`],
-//! which says something more about ids that exist. Both are those of the crate `cranelift-entity`,
-//! as is [`EntityRef`], which every id implements.
+//! Tables indexed by an id are [`PrimaryMap`], where adding an entry makes the id, and
+//! [`SecondaryMap`], which adds data to existing ids. Both come from the crate `cranelift-entity`,
+//! as does [`EntityRef`], which every id implements.
 
 pub use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap, entity_impl};
 
 /// Tiers, lanes, ranks and micro-batches have smaller numbers than this, so that tables indexed by
-/// them stay small whatever a file says.
+/// them stay small whatever a file contains.
 pub(crate) const MOST_IDS: u64 = 1 << 16;
 
 /// The tier that computes.
 pub const DEVICE: TierId = TierId(0);
 
-/// Types of ids, each with its documentation and the word before its numbers.
+/// Types of ids, each with its documentation and the word before its number.
 #[macro_export]
 macro_rules! ids {
     ($($(#[$doc:meta])* $name:ident, $prefix:literal;)*) => {$(
@@ -38,7 +38,7 @@ ids! {
     BufferId, "buffer";
     /// A memory of the machine; 0 is the device that computes.
     TierId, "tier";
-    /// A way between two tiers that moves one thing after another.
+    /// A connection between two tiers that moves one thing after another.
     LaneId, "lane";
     /// A transfer of a schedule, from its start to its wait.
     TransferId, "transfer";
@@ -51,6 +51,6 @@ ids! {
 }
 
 impl MicroBatchId {
-    /// The whole batch, where a step is not divided.
+    /// The whole batch, if a step is not divided.
     pub const WHOLE: MicroBatchId = MicroBatchId(0);
 }

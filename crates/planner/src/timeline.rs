@@ -1,10 +1,10 @@
-//! When the instructions of a legal schedule run, and what is held from when to when. Invariant:
-//! calls follow one another on the device; a lane moves one thing after another, each as soon as it
-//! was started and the lane is free; a wait delays the device until its transfer has arrived. Steps
+//! When the instructions of a legal schedule run, and which bytes are held when. Invariant: calls
+//! follow one another on the device; a lane moves one thing after another, each as soon as it was
+//! started and the lane is free; a wait delays the device until its transfer has arrived. Steps
 //! follow one another, and what crosses the border between two of them takes the time of both: the
-//! step that is timed here is one of a run that has settled.
+//! step that is timed here is one of a run that has reached a steady state.
 //!
-//! What is legal is for the checker to say; here are sums over what it let pass.
+//! The checker decides what is legal; here are sums over schedules that passed.
 
 mod recomputed;
 mod swapped;
@@ -21,7 +21,7 @@ use crate::profile::Profile;
 use crate::schedule::{Call, Instruction, Movement, Schedule};
 use crate::units::{Bytes, Seconds};
 
-/// One call of a schedule, in time: predicted where it stands in a [`Timeline`], else measured.
+/// One call of a schedule, in time: predicted if it is in a [`Timeline`], otherwise measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CallInTime {
     /// The node that runs.
@@ -43,7 +43,7 @@ pub struct TransferInTime {
     pub id: TransferId,
     /// The lane that it occupies.
     pub lane: LaneId,
-    /// When the lane takes it up; one that crosses the border may end after the step.
+    /// When the lane begins it; one that crosses the border may end after the step.
     pub start: Seconds,
     /// How long it occupies the lane.
     pub seconds: Seconds,
@@ -67,31 +67,30 @@ pub struct Residency {
     pub tier: TierId,
     /// The storage that is held; `None` for a workspace.
     pub storage: Option<StorageId>,
-    /// The node that brought the storage into being, or that works in the workspace.
+    /// The node that made the storage, or that uses the workspace.
     pub node: NodeId,
     /// Whether a recomputation made it.
     pub recomputed: bool,
     /// The size of the buffer.
     pub bytes: Bytes,
-    /// The first call that finds or makes it, counted in calls.
+    /// The first call that uses or makes it, as an index of calls.
     pub first: u32,
-    /// The call before which it is freed or written over; `None` where it stays when the step is
-    /// over.
+    /// The call before which it is freed or overwritten; `None` if it stays when the step is over.
     pub end: Option<u32>,
 }
 
-/// What a legal schedule does.
+/// The result of executing a legal schedule abstractly.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timeline {
     /// The calls, in the order of the schedule.
     pub calls: Vec<CallInTime>,
     /// The transfers, in the order of their starts.
     pub transfers: Vec<TransferInTime>,
-    /// What is held, in the order in which it appears.
+    /// Residencies, in the order in which they begin.
     pub residencies: Vec<Residency>,
     /// Most bytes held on the device at any instruction.
     pub peak: Bytes,
-    /// The first call that holds them, counted in calls.
+    /// The first call that holds them, as an index of calls.
     pub at: usize,
     /// Bytes held on the device when the step is over.
     pub held_at_end: Bytes,
@@ -111,7 +110,7 @@ pub(crate) struct HeldBytes {
     pub at_end: Bytes,
 }
 
-/// The course of a legal schedule.
+/// Computes the timeline of a legal schedule.
 pub(crate) fn timeline(
     graph: &Graph,
     profile: &Profile,
@@ -154,7 +153,7 @@ pub(crate) fn timeline(
     }
 }
 
-/// One step, as it is when the run has settled: the first step begins with what crosses the border
+/// One step in the steady state: the first step begins with the transfers across the border just
 /// starting, each later one with what the step before has left in flight.
 fn settled(profile: &Profile, schedule: &Schedule) -> Lap {
     steady(|before| {
@@ -170,8 +169,8 @@ struct Lap {
     starts: Vec<Seconds>,
 }
 
-/// A step that begins with transfers which arrive at these times, those that cross the border in
-/// the order of their starts.
+/// A step that begins with transfers in flight that arrive at these times, in the order of their
+/// starts.
 fn lap(profile: &Profile, schedule: &Schedule, before: &[f64]) -> Lap {
     let mut clock = Clock::default();
     for (transfer, &arrives) in schedule.crossing().iter().zip(before) {
@@ -209,11 +208,11 @@ struct Clock {
     now: Seconds,
     /// When each lane is free again.
     free: SecondaryMap<LaneId, Seconds>,
-    /// When a transfer that is under way arrives.
+    /// When a transfer in flight arrives.
     arrives: SecondaryMap<TransferId, Option<Seconds>>,
     /// How long calls waited for each transfer.
     stalls: SecondaryMap<TransferId, Seconds>,
-    /// Those that were started, in the order of their starts.
+    /// The transfers started so far, in the order of their starts.
     transfers: Vec<TransferInTime>,
 }
 
@@ -234,7 +233,7 @@ impl Clock {
         }
     }
 
-    /// When what is under way arrives, in the order of the starts, in seconds from now on.
+    /// When the transfers in flight arrive, in the order of their starts, in seconds from now.
     fn in_flight(&self) -> Vec<f64> {
         let arrives =
             |transfer: &TransferInTime| Some((self.arrives[transfer.id]?.0 - self.now.0).max(0.0));
@@ -242,7 +241,7 @@ impl Clock {
     }
 }
 
-/// Which buffer holds what, from which call to which.
+/// Which buffer holds what over which calls.
 fn residencies(graph: &Graph, schedule: &Schedule) -> Vec<Residency> {
     let mut found: Vec<Residency> = Vec::with_capacity(schedule.buffers.len());
     // The residency of each buffer in use.
@@ -292,7 +291,7 @@ fn residencies(graph: &Graph, schedule: &Schedule) -> Vec<Residency> {
         let outputs = graph.nodes()[call.node].outputs.iter().flatten();
         for (&value, &buffer) in outputs.zip(&call.outputs) {
             let storage = Some(graph.values()[value].storage);
-            // A view, or a new version of what lies there already.
+            // A view, or a new version of the storage that is there already.
             if open[buffer].is_some_and(|open| found[open].storage == storage) {
                 continue;
             }

@@ -19,10 +19,10 @@ pub struct Bytes(pub u64);
 impl Bytes {
     /// No graph may hold more than this (one exbibyte): sums of a few graphs still fit into `i64`.
     pub const LIMIT: Bytes = Bytes(1 << 60);
-    /// Nothing.
+    /// Zero bytes.
     pub const ZERO: Bytes = Bytes(0);
 
-    /// `self - other`, or zero where `other` is larger.
+    /// `self - other`, or zero if `other` is larger.
     pub fn saturating_sub(self, other: Bytes) -> Bytes {
         Bytes(self.0.saturating_sub(other.0))
     }
@@ -90,23 +90,23 @@ impl fmt::Display for Bytes {
 }
 
 impl Bytes {
-    /// In words for a limit from below: never more than it is; in hundredths, since the figures of
-    /// a refusal lie close together.
+    /// In words, for a lower limit: never more than the value; with hundredths, since the figures
+    /// of a refusal are close together.
     pub fn rounded_down(self) -> String {
         self.in_hundredths(|bytes, hundredth| bytes / hundredth)
     }
 
-    /// In words for something that suffices: never less than it is.
+    /// In words, for an amount that suffices: never less than the value.
     pub fn rounded_up(self) -> String {
         self.in_hundredths(u128::div_ceil)
     }
 
-    /// In words, as near as hundredths are.
+    /// In words, rounded to the nearest hundredth.
     pub fn rounded(self) -> String {
         self.in_hundredths(|bytes, hundredth| (bytes + hundredth / 2) / hundredth)
     }
 
-    /// As `Display` has it, with the hundredths of a multiple as `divide` gives them.
+    /// Formats like `Display`, with the hundredths of a multiple computed by `divide`.
     fn in_hundredths(self, divide: impl Fn(u128, u128) -> u128) -> String {
         let mut name = None;
         let mut multiple: u64 = 1;
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(Bytes(320 << 20).to_string(), "320.0 MiB");
     }
 
-    /// What a number in words stands for, in hundredths of its multiple, times that multiple.
+    /// The value of a number in words, in hundredths of its multiple, times that multiple.
     fn read_back(words: &str) -> u128 {
         let (number, name) = words.split_once(' ').unwrap();
         let power = MULTIPLES.iter().position(|&multiple| multiple == name);

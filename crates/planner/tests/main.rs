@@ -1,4 +1,4 @@
-//! All tests of the planner in one binary, by room.
+//! All tests of the planner in one binary, by module.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
@@ -13,7 +13,7 @@ mod profile;
 mod schedule;
 mod sharded;
 
-/// What several of them start from.
+/// What several of them share.
 mod fixtures {
     pub mod corpus;
     pub mod generator;

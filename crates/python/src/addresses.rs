@@ -1,6 +1,6 @@
 //! The allocators of this process for Python. Invariant: what is laid out here is checked by
 //! `tightfit_replay`, which knows nothing of the planner; and no allocator's lock is held while
-//! Python's objects are made.
+//! Python objects are created.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use tightfit_replay::{ALIGNMENT, Allocator, Offset, ReplayError, Settled, Size, 
 use crate::attend::attended;
 use crate::errors;
 
-/// What a recorded step asked for.
+/// The recorded allocations of a step.
 #[pyclass(frozen, module = "tightfit._native")]
 pub struct Trace(tightfit_replay::Trace);
 
@@ -53,13 +53,13 @@ impl Placement {
         self.0.placed()
     }
 
-    /// The most bytes that the step takes beside the slab.
+    /// The most bytes that the step takes outside the slab.
     #[getter]
     fn beside(&self) -> usize {
         self.0.settled().beside().0
     }
 
-    /// For each pass the most bytes that it takes beside the slab, above those that are there when
+    /// For each pass the most bytes that it takes outside the slab, above those that are there when
     /// it begins.
     #[getter]
     fn rises(&self) -> Vec<usize> {
@@ -73,7 +73,7 @@ impl Placement {
     }
 }
 
-/// Lays out two recordings of a step that agree; `None` where they do not.
+/// Lays out two recordings of a step; `None` if they do not agree.
 #[pyfunction]
 pub fn lay_out(py: Python<'_>, first: &Trace, second: &Trace) -> PyResult<Option<Placement>> {
     let Some(settled) = Settled::of(&first.0, &second.0) else { return Ok(None) };
@@ -107,8 +107,8 @@ pub fn lay_out(py: Python<'_>, first: &Trace, second: &Trace) -> PyResult<Option
     })
 }
 
-/// The allocator of one device, as it is now; the number of a device of CUDA, or -1 for the memory
-/// of this computer.
+/// The allocator of one device, in its current state; `device` is the number of a CUDA device, or
+/// -1 for the memory of this computer.
 #[pyclass(frozen, module = "tightfit._native")]
 pub struct Addresses {
     device: Device,
@@ -141,47 +141,47 @@ impl Addresses {
         Ok(Addresses { device: Device(device) })
     }
 
-    /// A step begins that is to be recorded.
+    /// Begins a step that is to be recorded.
     fn record(&self) {
         self.with(Allocator::record);
     }
 
-    /// A step begins that is to be replayed.
+    /// Begins a step that is to be replayed.
     fn replay(&self, py: Python<'_>, placement: &Placement) -> PyResult<()> {
         self.tried(py, |allocator| allocator.replay(Arc::clone(&placement.0)))
     }
 
-    /// The step that was begun is over; what was recorded of it.
+    /// Ends the step that was begun; returns its recording.
     fn leave(&self) -> Option<Trace> {
         self.with(Allocator::leave).map(Trace)
     }
 
-    /// A pass of the step begins on the calling thread and on this stream.
+    /// Begins a pass of the step on the calling thread and on this stream.
     fn open(&self, py: Python<'_>, stream: usize) -> PyResult<()> {
         self.tried(py, |allocator| allocator.open(this_thread(), Stream(stream)))
     }
 
-    /// The pass has ended.
+    /// Ends the pass.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.tried(py, Allocator::close)
     }
 
-    /// The step is given up; why it was stopped, if the allocator stopped it.
+    /// Gives the step up; returns why it was stopped, if the allocator stopped it.
     fn stop(&self) -> Option<String> {
         self.with(Allocator::stop).map(|error| error.to_string())
     }
 
-    /// Makes the slab as large as this, or lets it go.
+    /// Makes the slab as large as this, or frees it.
     fn reserve(&self, py: Python<'_>, size: usize) -> PyResult<()> {
         self.tried(py, |allocator| allocator.reserve(Size(size)))
     }
 
-    /// The peak starts again from what is reserved now.
+    /// Resets the peak to what is reserved now.
     fn reset_peak(&self) {
         self.with(Allocator::reset_peak);
     }
 
-    /// What is reserved, and what was done so far.
+    /// What is reserved, and counts of what was done so far.
     fn counters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let (reserved, slab, held, counters) = self.with(|allocator| {
             (allocator.reserved(), allocator.slab(), allocator.held(), allocator.counters())

@@ -12,12 +12,12 @@ use tightfit::units::Seconds;
 
 use crate::errors;
 
-/// Time between two looks at Python's signals.
+/// Time between two checks of Python's signals.
 const PATIENCE: Duration = Duration::from_millis(50);
-/// As much as a program's first thread has.
+/// Bytes of the worker's stack: as many as a program's first thread has.
 const STACK: usize = 8 << 20;
 
-/// Asks work to come to its end.
+/// Asks work to end.
 pub struct Stop {
     start: Instant,
     raised: AtomicBool,
@@ -37,8 +37,8 @@ impl Stop {
 /// Does work on a thread of its own, while this one waits for its end or for an exception that a
 /// signal raises. Then the work ends in order, and the exception is the result.
 ///
-/// Python handles signals on its main thread alone, and work may not ask in a loop that it has not:
-/// so this thread is the one that asks.
+/// Python handles signals only on its main thread, which the work may not have released in order to
+/// poll them: so this thread polls.
 pub fn attended<T: Send>(
     py: Python<'_>,
     work: impl FnOnce(&Stop) -> anyhow::Result<T> + Send,
@@ -50,13 +50,13 @@ pub fn attended<T: Send>(
             let stop = &stop;
             let worker =
                 thread::Builder::new().stack_size(STACK).spawn_scoped(scope, move || {
-                    // Dropped at the end, be it a panic.
+                    // Dropped at the end, even by a panic.
                     let _working = working;
                     work(stop)
                 })?;
             let mut raised = None;
             while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(PATIENCE) {
-                // An interpreter that is about to end wants nothing more.
+                // An interpreter that is about to end wants no result.
                 let signalled = Python::try_attach(|py| py.check_signals().err());
                 if raised.is_none() && !matches!(signalled, Some(None)) {
                     stop.raised.store(true, Ordering::Relaxed);
@@ -73,7 +73,7 @@ pub fn attended<T: Send>(
     }
 }
 
-/// What a panic said.
+/// The message of a panic.
 fn said(panic: &(dyn Any + Send)) -> &str {
     let owned = || panic.downcast_ref::<String>().map(String::as_str);
     panic.downcast_ref::<&str>().copied().or_else(owned).unwrap_or("no message")

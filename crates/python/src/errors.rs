@@ -1,5 +1,5 @@
-//! Failures as Python exceptions. Invariant: every exception is one of `tightfit.errors`, and what
-//! the program says with its exit code, the class says here.
+//! Failures as Python exceptions. Invariant: every exception is one of `tightfit.errors`, and its
+//! class says what the program says with its exit code.
 
 use anyhow::Error;
 use pyo3::prelude::*;
@@ -37,12 +37,12 @@ pub fn option(py: Python<'_>, message: &str) -> PyErr {
     raise(py, "OptionError", message)
 }
 
-/// A step that asks for other memory than it did when it was recorded.
+/// A step that requests other memory than it did when it was recorded.
 pub fn allocation(py: Python<'_>, message: &str) -> PyErr {
     raise(py, "AllocationError", message)
 }
 
-/// A model that cannot be compiled as it was asked for.
+/// A model that cannot be compiled as requested.
 pub fn compilation(py: Python<'_>, message: &str) -> PyErr {
     raise(py, "CompileError", message)
 }
@@ -59,7 +59,7 @@ enum Proof<'a> {
 }
 
 fn infeasible<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<Proof<'a>> {
-    // What `FittingError` wraps is not in the chain: it speaks with the wrapped one's voice.
+    // The error inside `FittingError` is not in the chain, since `FittingError` shows its message.
     if let Some(FittingError::Fit(error)) = error.downcast_ref() {
         return error.infeasible().map(Proof::Step);
     }

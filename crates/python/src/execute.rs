@@ -17,7 +17,7 @@ use crate::graph::GivenGraph;
 /// wrong with it.
 type Obstacle = (Vec<String>, Option<String>, String);
 
-/// What keeps the engine from executing a graph; nothing where it can.
+/// What keeps the engine from executing a graph; `None` if it can.
 #[pyfunction]
 pub fn obstacle(py: Python<'_>, graph: GivenGraph) -> PyResult<Option<Obstacle>> {
     attended(py, |_| {
@@ -45,7 +45,7 @@ fn described(error: &CompileError) -> Obstacle {
         CompileError::NotExecutable { node, what } => {
             (Vec::new(), Some(node.clone()), what.clone())
         }
-        // Whatever else it is, it is told in its own words.
+        // Any other error is reported in its own words.
         _ => (Vec::new(), None, said),
     }
 }

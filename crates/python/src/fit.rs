@@ -1,5 +1,5 @@
-//! `fit` for Python: a step fitted into a budget. Invariant: what `tightfit plan` says of a graph
-//! and a budget is said here, by the same functions.
+//! `fit` for Python: a step fitted into a budget. Invariant: the answer for a graph and a budget is
+//! that of `tightfit plan`, from the same functions.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -29,20 +29,20 @@ use crate::attend::attended;
 use crate::given::{BudgetText, Quantity, Whole, parsed, threads};
 use crate::graph::GivenGraph;
 
-/// The seed of a search that names none: the program's own.
+/// The seed of a search for which none is given: the program's own.
 const SEED: u64 = 1;
 
-/// How to look for a plan.
+/// How to search for a plan.
 #[derive(Clone, Copy)]
 pub struct Search {
-    /// Who plans.
+    /// The planner.
     pub planner: Planner,
     pub limits: Limits,
     pub seed: u64,
 }
 
 impl Search {
-    /// As Python gives it.
+    /// The search with the options that Python gives.
     pub fn given(
         py: Python<'_>,
         planner: &str,
@@ -66,7 +66,7 @@ impl Search {
     }
 }
 
-/// The planner called so, by the name that it has; refuses other names, and says which there are.
+/// The name of the planner called `name`; refuses unknown names, and lists the known ones.
 #[pyfunction]
 pub fn planner(py: Python<'_>, name: &str) -> PyResult<&'static str> {
     Ok(parsed(py, "planner", name, planners::named)?.name())
@@ -101,16 +101,16 @@ pub struct Fitted {
     /// Predicted time of the step as captured.
     #[pyo3(get)]
     unplanned_seconds: f64,
-    /// What it takes more than the step as captured, as a share of that.
+    /// How much more time it takes than the step as captured, as a share of that.
     #[pyo3(get)]
     overhead: f64,
-    /// The time that no schedule within the budget beats; absent where nothing is proven.
+    /// The time that no schedule within the budget beats; absent if nothing is proven.
     #[pyo3(get)]
     bound_seconds: Option<f64>,
-    /// Of which schedules the bound speaks: of those in any order, or in the order as given.
+    /// Which schedules the bound covers: those in any order, or those in the order as given.
     #[pyo3(get)]
     bound_order: Option<&'static str>,
-    /// What it may lose to the best schedule, as a share of the time as captured.
+    /// How much it may lose to the best schedule, as a share of the time as captured.
     #[pyo3(get)]
     gap: Option<f64>,
     runs: PyOnceLock<Py<PyTuple>>,
@@ -137,7 +137,7 @@ impl Fitted {
         self.planned.fitted.schedule().slab.0
     }
 
-    /// Names of nodes in the order in which they run; one that stands there again is recomputed.
+    /// Names of nodes in the order in which they run; one that occurs again is recomputed.
     #[getter]
     fn runs(&self, py: Python<'_>) -> PyResult<Py<PyTuple>> {
         self.names(py, &self.runs, |runs| runs)
@@ -154,7 +154,7 @@ impl Fitted {
     }
 
     /// What runs again and what is swapped, with its cost and its saving, and with Capuchin its
-    /// candidates and choices: what the program's `plan --explain --json` has of them.
+    /// candidates and choices: as the program's `plan --explain --json` prints them.
     fn explain<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let document = attended(py, |_| {
             let found = plan::explained(&self.step, &self.profile, self.asked, &self.planned)?;

@@ -1,4 +1,4 @@
-//! What Python gives: whole numbers, times, budgets, documents. Invariant: whatever object is
+//! Values from Python: whole numbers, times, budgets, documents. Invariant: whatever object is
 //! given, the answer is a value in its range, a `TypeError`, or an error that says what to write.
 
 use std::path::PathBuf;
@@ -32,7 +32,7 @@ impl FromPyObject<'_, '_> for Whole {
 }
 
 impl Whole {
-    /// The number where it is one that programs count with.
+    /// The number, if it fits into 32 bits.
     pub fn small(&self, py: Python<'_>, name: &str) -> PyResult<u32> {
         let refused = |_| errors::option(py, &format!("{name}={} is too large", self.0));
         u32::try_from(self.0).map_err(refused)
@@ -48,7 +48,7 @@ pub fn threads(py: Python<'_>, asked: Option<Whole>) -> PyResult<Option<u32>> {
     known.map(Some).ok_or_else(refused)
 }
 
-/// The value of an option as the command line reads it.
+/// The value of an option, parsed as on the command line.
 pub fn parsed<T>(
     py: Python<'_>,
     name: &str,
@@ -58,8 +58,8 @@ pub fn parsed<T>(
     parse(text).map_err(|advice| errors::option(py, &format!("{name}={text}: {advice}")))
 }
 
-/// A quantity as the command line has it, out of text or a number: bytes out of an `int`, seconds
-/// out of an `int` or a `float`.
+/// A quantity as the command line has it, from text or a number: bytes from an `int`, seconds from
+/// an `int` or a `float`.
 pub struct Quantity(pub String);
 
 /// A budget, as the command line has it.
@@ -107,11 +107,11 @@ impl FromPyObject<'_, '_> for BudgetText {
     }
 }
 
-/// A file, or what would stand in it.
+/// A file, or the content of one.
 pub enum Document {
-    /// Where it lies.
+    /// The path of the file.
     Path(PathBuf),
-    /// The bytes of a file, be it JSON or JSON in gzip.
+    /// The bytes of a file, either JSON or JSON in gzip.
     Bytes(Vec<u8>),
 }
 

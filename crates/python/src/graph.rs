@@ -1,5 +1,5 @@
-//! Graphs for Python. Invariant: a graph is read and verified once; who holds it holds the same
-//! tables, so nothing is read again for a second plan.
+//! Graphs for Python. Invariant: a graph is read and verified once; every object made from it
+//! shares the same tables, so nothing is read again for a second plan.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,13 +18,13 @@ use crate::given::{Document, Whole, threads};
 pub struct Subject {
     /// The graph.
     pub graph: Arc<Graph>,
-    /// The step's folder, where it is one of a step that can be trained.
+    /// The step's folder, if it is a step that can be trained.
     pub folder: Option<PathBuf>,
 }
 
 #[pymethods]
 impl Subject {
-    /// The name that the graph has.
+    /// The name of the graph.
     #[getter]
     fn name(&self) -> &str {
         self.graph.name()

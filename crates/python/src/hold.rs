@@ -24,7 +24,7 @@ use crate::graph::GivenGraph;
 /// A step whose bytes held stay within a budget, checked, and what it costs.
 #[pyclass(frozen, name = "Held", module = "tightfit")]
 pub struct HeldStep {
-    /// The budget in bytes; what it holds where as little as possible was asked for.
+    /// The budget in bytes; without one, the bytes that it holds.
     #[pyo3(get)]
     budget: u64,
     /// The most bytes held at any time.
@@ -39,7 +39,7 @@ pub struct HeldStep {
     /// Predicted time of the step as captured.
     #[pyo3(get)]
     unplanned_seconds: f64,
-    /// The time that no plan within the budget beats; absent where nothing is proven.
+    /// The time that no plan within the budget beats; absent if nothing is proven.
     #[pyo3(get)]
     bound_seconds: Option<f64>,
     /// How many nodes run again, counting repetitions.
@@ -49,9 +49,9 @@ pub struct HeldStep {
     /// nodes of their own.
     #[pyo3(get)]
     document: String,
-    /// What moves, in order: the node of the document before which it does, or their number; the
-    /// storage there; that of the graph as it was given, whose copy in the tier it is; and
-    /// `offload`, `release` or `prefetch`.
+    /// What moves, in order: the node of the document before which it moves, or the number of
+    /// nodes; its storage in the document; the storage of the given graph that the tier holds a
+    /// copy of; and `offload`, `release` or `prefetch`.
     #[pyo3(get)]
     moves: Vec<(usize, usize, usize, &'static str)>,
     /// The most bytes of the tier that are needed at once.
@@ -63,7 +63,7 @@ pub struct HeldStep {
 }
 
 /// A tier below the device, as Python gives it: its bytes, bytes per second there and back, and
-/// seconds that each transfer takes besides.
+/// additional seconds for each transfer.
 pub type GivenTier = (u64, f64, f64, f64);
 
 const MOTIONS: [Motion; 3] = [Motion::Offload, Motion::Release, Motion::Prefetch];
@@ -107,7 +107,7 @@ impl HeldStep {
 }
 
 /// Plans a step so that it holds no more bytes than the budget, or as few as possible without one,
-/// wherever tensors are placed. With a tier the storages with these numbers may be away there.
+/// wherever tensors are placed. With a tier, the storages in `movable` may be away there.
 #[pyfunction]
 #[pyo3(signature = (
     graph, budget, *, machine = "a100-80gb", planner = "auto", deadline = None, iterations = None,
@@ -160,8 +160,8 @@ pub fn hold(
     })
 }
 
-/// The most bytes that a graph holds whose nodes run as they stand, with such moves between them as
-/// the plan of a step has; and nothing is overwritten but what the graph says.
+/// The most bytes that a graph holds if its nodes run as they stand, with the given moves between
+/// them; and only what the graph says is overwritten.
 #[pyfunction]
 pub fn peak_with_moves(
     py: Python<'_>,

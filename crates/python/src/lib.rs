@@ -1,8 +1,8 @@
 //! `tightfit._native`: the planner and the program for Python.
 //!
 //! Invariant: no algorithm lives here; what Python gives becomes arguments of the crates below, and
-//! what they answer becomes Python's objects or exceptions. No panic crosses, and Python's lock is
-//! not held while a crate below works.
+//! their answers become Python objects or exceptions. No panic crosses, and Python's lock is not
+//! held while a crate below works.
 
 mod addresses;
 mod attend;
@@ -50,14 +50,14 @@ mod _native {
 }
 
 /// Runs the program with the arguments, its own name first, and returns its exit code. The program
-/// takes the process over: its signals, its standard output, and its end where nobody reads that.
+/// takes over the process: its signals, its standard output, and its end if that is not read.
 #[pyfunction]
 fn run(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
-    // What a panic said is on standard error; the code is the one of a binary that panics.
+    // The message of a panic is on standard error; the code is that of a binary that panics.
     py.detach(|| catch_unwind(|| tightfit_cli::run(arguments)).map_or(PANICKED, u8::from))
 }
 
-/// Says how the program is started in a process of its own, where something is to be measured.
+/// Says how the program is started in a process of its own, for measurements.
 #[pyfunction]
 fn starts_by(words: Vec<OsString>) {
     tightfit_cli::program::starts_by(words);

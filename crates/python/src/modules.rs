@@ -1,5 +1,5 @@
-//! What is planned by whole modules, for Python: `modules`, `sac`, `shard`, `stages`. Invariant:
-//! each answers with the document that the program prints, made by the same function.
+//! Planning by whole modules, for Python: `modules`, `sac`, `shard`, `stages`. Invariant: each
+//! answers with the document that the program prints, made by the same function.
 
 use pyo3::prelude::*;
 use tightfit::graph;
@@ -19,7 +19,7 @@ use crate::errors;
 use crate::given::{BudgetText, Document, Quantity, Whole, parsed, threads};
 use crate::graph::GivenGraph;
 
-/// What the solver takes at most where nothing is said: the program's own.
+/// The most time that the solver takes if none is given: the program's own default.
 const DEADLINE: Seconds = Seconds(10.0);
 
 fn read(given: GivenGraph, on: &OnMachine) -> anyhow::Result<Statistics> {
@@ -96,7 +96,7 @@ pub fn sac(
     })
 }
 
-/// Which modules gather their parameters by themselves where a model is sharded over devices.
+/// Which modules gather their parameters by themselves if a model is sharded over devices.
 #[pyfunction]
 #[pyo3(signature = (
     graph, budget, *, world_size, bandwidth, latency, variant = "ours", units = None,

@@ -18,7 +18,7 @@ use crate::given::{BudgetText, Quantity, Whole, parsed, threads};
 use crate::graph::GivenGraph;
 use crate::plan::GivenPlan;
 
-/// What a step holds as it is, and where its bytes come from.
+/// What a step holds as captured, and where its bytes come from.
 #[pyfunction]
 #[pyo3(signature = (
     graph, budget = None, *, module = None, depth = None, machine = None, threads = None

@@ -1,6 +1,6 @@
 //! The allocator of one device: it passes on, records, or replays. Invariant: every address that it
-//! gave out lies in a block of the backing or in the slab, and is known here until it comes back;
-//! what is not known is never given to the backing.
+//! gave out lies in a block of the backing or in the slab, and is known here until it is given
+//! back; an address that is not known is never given to the backing.
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
@@ -17,45 +17,45 @@ use crate::trace::Trace;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Thread(pub usize);
 
-/// A stream of a device; 0 where it has none.
+/// A stream of a device; 0 if the device has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stream(pub usize);
 
-/// What was done so far.
+/// Counts of what was done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Bytes of blocks that were passed on and have not come back.
+    /// Bytes of blocks that were passed on and have not been given back.
     pub beside: Size,
-    /// The most bytes of these and of the slab since the last reset.
+    /// The most bytes of these and the slab together since the last reset.
     pub peak: Size,
     /// Allocations that got their planned address.
     pub placed: u64,
     /// Allocations that were passed on.
     pub passed_on: u64,
-    /// Addresses that came back and were not known.
+    /// Addresses that were given back but not known.
     pub strays: u64,
 }
 
-/// What one pass of a step asks for: by its own thread, for its own stream.
+/// The allocations of one pass of a step: by its own thread, for its own stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Window {
     thread: Thread,
     stream: Stream,
 }
 
-/// What is done for a step.
+/// How allocations of a step are handled.
 #[derive(Debug)]
 enum Course {
-    /// All is passed on.
+    /// All are passed on.
     PassOn,
-    /// All is passed on, and written down.
+    /// All are passed on, and recorded.
     Record(Recording),
-    /// What the windows ask for gets the next planned address.
+    /// Those of the windows get the next planned address.
     Replay { placement: Arc<Placement>, next: usize, pass: usize },
 }
 
-/// Bytes that were passed on; if that was recorded, the number of the recording, and the position
-/// of those that are an allocation of the step.
+/// A block that was passed on; if it was recorded, the number of the recording, and its position if
+/// it is an allocation of the step.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     size: Size,
@@ -79,7 +79,7 @@ pub struct Allocator<B: Backing> {
 }
 
 impl<B: Backing> Allocator<B> {
-    /// One that passes on.
+    /// An allocator that passes everything on.
     pub fn new(backing: B) -> Allocator<B> {
         Allocator {
             backing,
@@ -94,7 +94,8 @@ impl<B: Backing> Allocator<B> {
         }
     }
 
-    /// So many bytes for a thread and a stream; none have no address. A failure ends the replay.
+    /// This many bytes for a thread and a stream; zero bytes have no address. Failing ends the
+    /// replay.
     pub fn allocate(
         &mut self,
         size: Size,
@@ -111,14 +112,14 @@ impl<B: Backing> Allocator<B> {
             Err(error) => Err(error),
         };
         if let (Err(error), true) = (&address, is_own) {
-            // What is asked for while the step is being left belongs to no step.
+            // Allocations made while the step is abandoned belong to no step.
             self.leave();
             self.failure = Some(error.clone());
         }
         address.map(Some)
     }
 
-    /// An address comes back. One that is not known stays what it is, and is counted.
+    /// Takes an address back. One that is not known is left alone, and counted.
     pub fn free(&mut self, address: Address, thread: Thread) {
         if let Some(offset) = self.offset(address) {
             if self.tenants.release(offset).is_none() {
@@ -143,15 +144,15 @@ impl<B: Backing> Allocator<B> {
         self.backing.free(address, block.size);
     }
 
-    /// A step begins that is to be recorded; what was begun before is over.
+    /// Begins a step that is to be recorded; a step that was begun before is over.
     pub fn record(&mut self) {
         self.leave();
         self.recordings += 1;
         self.course = Course::Record(Recording::default());
     }
 
-    /// A step begins that is to be replayed in the slab, which has to be empty; what was begun
-    /// before is over.
+    /// Begins a step that is to be replayed in the slab, which has to be empty; a step that was
+    /// begun before is over.
     pub fn replay(&mut self, placement: Arc<Placement>) -> Result<(), ReplayError> {
         self.leave();
         if !self.tenants.is_empty() {
@@ -164,8 +165,8 @@ impl<B: Backing> Allocator<B> {
         Ok(())
     }
 
-    /// A step begins, or goes on, all of whose allocations are passed on. Returns what was recorded
-    /// of the step before, if it was.
+    /// Begins, or continues, a step all of whose allocations are passed on. Returns the recording
+    /// of the step before, if there is one.
     pub fn leave(&mut self) -> Option<Trace> {
         (self.window, self.failure) = (None, None);
         match std::mem::replace(&mut self.course, Course::PassOn) {
@@ -174,7 +175,7 @@ impl<B: Backing> Allocator<B> {
         }
     }
 
-    /// A pass of the step begins, run by this thread on this stream.
+    /// Begins a pass of the step, run by this thread on this stream.
     pub fn open(&mut self, thread: Thread, stream: Stream) -> Result<(), ReplayError> {
         if self.window.is_some() {
             return Err(ReplayError::PassInPass);
@@ -191,7 +192,7 @@ impl<B: Backing> Allocator<B> {
         Ok(())
     }
 
-    /// The pass has ended. Fails where it was stopped, or made fewer allocations than recorded.
+    /// Ends the pass. Fails if it was stopped, or made fewer allocations than recorded.
     pub fn close(&mut self) -> Result<(), ReplayError> {
         if let Some(failure) = self.failure.take() {
             return Err(failure);
@@ -217,21 +218,21 @@ impl<B: Backing> Allocator<B> {
         }
     }
 
-    /// The step is given up. Returns why it was stopped, if it was stopped here.
+    /// Gives the step up. Returns why it was stopped, if it was stopped here.
     pub fn stop(&mut self) -> Option<ReplayError> {
         let failure = self.failure.take();
         self.leave();
         failure
     }
 
-    /// Makes the slab as large as this, or lets it go. It has to be empty.
+    /// Makes the slab as large as this, or frees it. It has to be empty.
     pub fn reserve(&mut self, size: Size) -> Result<(), ReplayError> {
         if !self.tenants.is_empty() {
             return Err(ReplayError::StillHeld(self.tenants.held()));
         }
-        // A step that is replayed has lost its place.
+        // A step that is being replayed loses its slab.
         self.leave();
-        // The old one goes first, so that both are never there at once.
+        // The old one is freed first, so that there are never both at once.
         if let Some((address, size)) = self.slab.take() {
             self.backing.free(address, size);
         }
@@ -249,7 +250,7 @@ impl<B: Backing> Allocator<B> {
         self.slab.map_or(Size::ZERO, |(_, size)| size)
     }
 
-    /// Bytes of the slab that somebody holds.
+    /// Bytes of the slab that are held.
     pub fn held(&self) -> Size {
         self.tenants.held()
     }
@@ -259,18 +260,18 @@ impl<B: Backing> Allocator<B> {
         self.slab().plus(self.counters.beside)
     }
 
-    /// What was done so far.
+    /// Counts of what was done so far.
     pub fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// The peak starts again from what is reserved now.
+    /// Resets the peak to what is reserved now.
     pub fn reset_peak(&mut self) {
         self.counters.peak = self.reserved();
     }
 
-    /// The planned address, where a step is replayed and this is one of its allocations that lies
-    /// in the slab.
+    /// The planned address, if a step is replayed and this is one of its allocations that lies in
+    /// the slab.
     fn planned(&mut self, size: Size, is_own: bool) -> Result<Option<Address>, ReplayError> {
         let (Course::Replay { placement, next, pass }, true) = (&mut self.course, is_own) else {
             return Ok(None);

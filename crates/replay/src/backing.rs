@@ -1,5 +1,5 @@
 //! Where memory comes from. Invariant: what a backing gives out is its caller's alone, until the
-//! caller gives it back with the size that was asked for.
+//! caller gives it back with the size that was requested.
 
 use std::num::NonZeroUsize;
 
@@ -17,25 +17,25 @@ impl Size {
     /// No bytes.
     pub const ZERO: Size = Size(0);
 
-    /// The sum, or the largest size where it is larger.
+    /// The sum, or the largest size if it would be larger.
     pub fn plus(self, other: Size) -> Size {
         Size(self.0.saturating_add(other.0))
     }
 
-    /// The difference, or none where the other is larger.
+    /// The difference, or zero if the other is larger.
     pub fn minus(self, other: Size) -> Size {
         Size(self.0.saturating_sub(other.0))
     }
 }
 
-/// A backing that has no more, and what it says of it.
+/// The error of a backing that has no more memory, with its own description.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{0}")]
 pub struct OutOfMemory(pub String);
 
 /// The raw memory of a device.
 pub trait Backing {
-    /// So many bytes, more than none.
+    /// This many bytes, at least one.
     fn allocate(&mut self, size: Size) -> Result<Address, OutOfMemory>;
 
     /// Takes back what [`Backing::allocate`] gave out for this size.

@@ -66,8 +66,8 @@ impl Backing for Cuda {
 
     fn free(&mut self, address: Address, _: Size) {
         let Some(Functions { free, last_error, .. }) = self.functions() else { return };
-        // SAFETY: the allocator gives back once what `allocate` gave out; when the process ends the
-        // runtime library may be gone before, and says so with an error.
+        // SAFETY: the allocator gives back once what `allocate` gave out; when the process ends,
+        // the runtime library may have shut down before, and says so with an error.
         unsafe {
             if free(ptr::with_exposed_provenance_mut(address.0.get())) != 0 {
                 last_error();

@@ -1,5 +1,5 @@
-//! Why a step is not replayed, or is stopped. Invariant: whoever gets one of these has been given
-//! no memory, and nothing was overwritten.
+//! Why a step is not replayed, or is stopped. Invariant: a caller that gets one of these has been
+//! given no memory, and nothing was overwritten.
 
 use thiserror::Error;
 
@@ -11,9 +11,9 @@ pub enum ReplayError {
     /// The device has no more memory.
     #[error("out of memory: {} bytes were asked for, and {reason}", .asked.0)]
     OutOfMemory {
-        /// What was asked for.
+        /// The size that was requested.
         asked: Size,
-        /// What the device says.
+        /// The device's error.
         reason: OutOfMemory,
     },
     /// An allocation of another size than the recorded one.
@@ -26,7 +26,7 @@ pub enum ReplayError {
         position: usize,
         /// The size that was recorded.
         recorded: Size,
-        /// The size that was asked for.
+        /// The size that was requested.
         asked: Size,
     },
     /// More allocations than were recorded.
@@ -37,7 +37,7 @@ pub enum ReplayError {
     OneMore {
         /// How many there are to the end of this pass.
         recorded: usize,
-        /// The size that was asked for.
+        /// The size that was requested.
         asked: Size,
     },
     /// Fewer allocations than were recorded.

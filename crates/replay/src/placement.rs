@@ -8,14 +8,14 @@ use crate::backing::Size;
 use crate::tenants::{Offset, Tenants};
 use crate::trace::{Life, Settled};
 
-/// Offsets are multiples of this: PyTorch's own allocator for CUDA aligns to as much, and kernels
-/// choose their code by it.
+/// Offsets are multiples of this many bytes: PyTorch's own allocator for CUDA aligns to as much,
+/// and kernels choose their code by alignment.
 pub const ALIGNMENT: usize = 512;
 
-/// Why offsets are none for these allocations.
+/// Why offsets are not valid for these allocations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum MisplacedError {
-    /// Not one offset for each allocation that can lie in the slab.
+    /// There is not one offset for each allocation that can lie in the slab.
     #[error("{offsets} offsets were given for {allocations} allocations")]
     Count {
         /// How many there are.
@@ -26,10 +26,10 @@ pub enum MisplacedError {
     /// An offset that is no multiple of the alignment.
     #[error("allocation {0} is not aligned")]
     Misaligned(usize),
-    /// An allocation that sticks out of the slab.
+    /// An allocation that extends beyond the slab.
     #[error("allocation {0} does not lie within the slab")]
     Outside(usize),
-    /// An allocation where another one is held.
+    /// An allocation that overlaps another one held at the same time.
     #[error("allocation {0} overlaps another one that is held at the same time")]
     Overlap(usize),
 }
@@ -38,7 +38,7 @@ pub enum MisplacedError {
 #[derive(Clone, Debug)]
 pub struct Placement {
     settled: Settled,
-    /// For each allocation of the step its offset; absent where it is passed on.
+    /// For each allocation of the step its offset; absent if it is passed on.
     offsets: Vec<Option<Offset>>,
     slab: Size,
     placed: usize,
@@ -94,17 +94,17 @@ impl Placement {
         self.placed
     }
 
-    /// What was recorded of the step.
+    /// The recordings of the step.
     pub fn settled(&self) -> &Settled {
         &self.settled
     }
 
-    /// The size and the offset of an allocation of the step; absent behind the last one.
+    /// The size and the offset of an allocation of the step; absent after the last one.
     pub(crate) fn allocation(&self, index: usize) -> Option<(Size, Option<Offset>)> {
         Some((self.settled.allocations.get(index)?.0, *self.offsets.get(index)?))
     }
 
-    /// How many allocations are made when a pass ends; absent where there is no such pass.
+    /// How many allocations have been made when a pass ends; absent if there is no such pass.
     pub(crate) fn end(&self, pass: usize) -> Option<usize> {
         self.settled.passes.get(pass).copied()
     }

@@ -1,6 +1,6 @@
 //! The allocators of this process, and the two functions by which PyTorch calls them. Invariant: no
-//! panic crosses; what fails is thrown as an exception of C++, which PyTorch turns into one of
-//! Python, since it would take an address of null for memory.
+//! panic crosses; a failure is thrown as a C++ exception, which PyTorch turns into a Python
+//! exception, since it would take a null address for memory.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -16,16 +16,16 @@ use crate::cuda::Cuda;
 use crate::host::Host;
 use crate::library::function;
 
-/// A device: the number of one of CUDA's; negative for this computer's own memory.
+/// A device: the number of a CUDA device; negative for this computer's own memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Device(pub c_int);
 
 /// The memory of a device.
 #[derive(Debug)]
 pub enum Memory {
-    /// This computer's.
+    /// That of this computer.
     Host(Host),
-    /// The one of a device of CUDA.
+    /// That of a CUDA device.
     Cuda(Cuda),
 }
 
@@ -53,7 +53,7 @@ impl Backing for Memory {
 
 static DEVICES: Mutex<BTreeMap<Device, Allocator<Memory>>> = Mutex::new(BTreeMap::new());
 
-/// Does something with the allocator of a device, while nobody else does.
+/// Does something with the allocator of a device, to which it has exclusive access meanwhile.
 pub fn with<T>(device: Device, work: impl FnOnce(&mut Allocator<Memory>) -> T) -> T {
     let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
     work(devices.entry(device).or_insert_with(|| Allocator::new(Memory::of(device))))
@@ -62,18 +62,18 @@ pub fn with<T>(device: Device, work: impl FnOnce(&mut Allocator<Memory>) -> T) -
 /// The calling thread.
 pub fn this_thread() -> Thread {
     thread_local! {
-        // Nothing is built and nothing dropped, so it is there to a thread's very end.
+        // Nothing is constructed or dropped, so it exists to the very end of a thread.
         static PLACE: u8 = const { 0 };
     }
     Thread(PLACE.with(|place| ptr::from_ref(place).addr()))
 }
 
-/// Memory for a tensor, as `torch.cuda.memory.CUDAPluggableAllocator` asks for it. Throws an
-/// exception of C++ where there is none.
+/// Memory for a tensor, as `torch.cuda.memory.CUDAPluggableAllocator` asks for it. Throws a C++
+/// exception if there is none.
 ///
 /// The exception unwinds through this frame, so nothing here is dropped and nothing caught: a frame
 /// without cleanup needs no personality routine. Rust's would call the unwinder that is linked into
-/// this library (zig links one statically), which cannot read the context of the one C++ uses.
+/// this library (zig links one statically), which cannot read the context of the one that C++ uses.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn tightfit_alloc(
     size: isize,
@@ -82,7 +82,7 @@ pub extern "C-unwind" fn tightfit_alloc(
 ) -> *mut c_void {
     match allocated(size, device, stream) {
         Ok(address) => address,
-        // SAFETY: the message is a string that ends, and is there for as long as the process.
+        // SAFETY: the message is a terminated string, and exists for as long as the process.
         Err(Failure { throw: Some(throw), message }) => unsafe { throw(message) },
         Err(Failure { throw: None, .. }) => ptr::null_mut(),
     }
@@ -98,7 +98,7 @@ struct Failure {
 #[inline(never)]
 fn allocated(size: isize, device: c_int, stream: *mut c_void) -> Result<*mut c_void, Failure> {
     let (thread, stream) = (this_thread(), Stream(stream.addr()));
-    // A negative size is one that nobody has.
+    // A negative size is treated as one that no device has.
     let size = Size(usize::try_from(size).unwrap_or(usize::MAX));
     let work = || with(Device(device), |allocator| allocator.allocate(size, thread, stream));
     let failure = match catch_unwind(AssertUnwindSafe(work)) {
@@ -112,16 +112,16 @@ fn allocated(size: isize, device: c_int, stream: *mut c_void) -> Result<*mut c_v
     Err(Failure { throw: thrower(), message: message.unwrap_or_default().into_raw() })
 }
 
-/// Takes back what [`tightfit_alloc`] gave out. What is not known is left alone.
+/// Takes back what [`tightfit_alloc`] gave out. An address that is not known is left alone.
 #[unsafe(no_mangle)]
 pub extern "C" fn tightfit_free(block: *mut c_void, _: isize, device: c_int, _: *mut c_void) {
     let Some(address) = NonZeroUsize::new(block.expose_provenance()) else { return };
     let work = || with(Device(device), |allocator| allocator.free(Address(address), this_thread()));
-    // Destructors of C++ must not throw: a panic ends here, and was printed.
+    // C++ destructors must not throw: a panic ends here, and was printed.
     let _ = catch_unwind(AssertUnwindSafe(work));
 }
 
-/// What throws C++'s `std::runtime_error` with a message, in the standard library of GNU.
+/// The function that throws C++'s `std::runtime_error` with a message, in GNU's standard library.
 const THROW: &CStr = c"_ZSt21__throw_runtime_errorPKc";
 
 /// Whether failures can be thrown in this process.

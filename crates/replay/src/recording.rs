@@ -1,6 +1,6 @@
-//! A step while it is recorded. Invariant: every change of the bytes that are passed on is in it,
-//! those of the step's own windows with the position of their allocation; but what was there before
-//! the step and goes during a pass is not: it need not go the next time, and nobody asks then.
+//! A step while it is recorded. Invariant: it has every change of the bytes that are passed on,
+//! those of the step's own windows with the position of their allocation; except for memory from
+//! before the step that is freed during a pass: it need not be freed the next time.
 
 use crate::backing::Size;
 use crate::trace::{Change, Life, Trace};
@@ -13,12 +13,12 @@ pub struct Recording {
     changes: Vec<Change>,
     /// For each pass how many changes there were when it began, and when it ended.
     spans: Vec<(usize, usize)>,
-    /// How many there were when the pass began that runs.
+    /// How many changes there were when the current pass began.
     begun: Option<usize>,
 }
 
 impl Recording {
-    /// Bytes were passed on; those of the step's own window get their position.
+    /// Bytes were passed on; those of the step's own window get a position.
     pub fn came(&mut self, size: Size, is_own: bool) -> Option<usize> {
         let of = is_own.then_some(self.allocations.len());
         if is_own {
@@ -28,8 +28,8 @@ impl Recording {
         of
     }
 
-    /// Bytes were given back that came during the step; by another thread than the one whose window
-    /// is open, or not.
+    /// Bytes that were allocated during the step were given back. `is_beside`: by another thread
+    /// than the one whose window is open.
     pub fn went(&mut self, size: Size, of: Option<usize>, is_beside: bool) {
         let made = self.allocations.len();
         if let Some((_, life)) = of.and_then(|index| self.allocations.get_mut(index)) {
@@ -38,7 +38,7 @@ impl Recording {
         self.changes.push(Change { of, comes: false, size });
     }
 
-    /// Bytes were given back that were there before the step.
+    /// Bytes that were there before the step were given back.
     pub fn left(&mut self, size: Size) {
         if self.begun.is_none() {
             self.changes.push(Change { of: None, comes: false, size });

@@ -8,19 +8,19 @@ use crate::backing::Size;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Offset(pub usize);
 
-/// Ranges of the slab that somebody holds.
+/// Ranges of the slab that are held.
 #[derive(Debug, Default)]
 pub struct Tenants {
     sizes: BTreeMap<Offset, Size>,
     held: Size,
 }
 
-/// A range that somebody holds already, or that has no end.
+/// A range that is held already, or whose end cannot be represented.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Taken;
 
 impl Tenants {
-    /// Gives a range to somebody, if nobody holds any part of it.
+    /// Takes a range, if no part of it is held.
     pub fn claim(&mut self, offset: Offset, size: Size) -> Result<(), Taken> {
         let end = offset.0.checked_add(size.0).ok_or(Taken)?;
         let below = self.sizes.range(..=offset).next_back();
@@ -42,7 +42,7 @@ impl Tenants {
         Some(size)
     }
 
-    /// The bytes of all of them.
+    /// The total bytes of all ranges.
     pub fn held(&self) -> Size {
         self.held
     }
@@ -57,7 +57,7 @@ impl Tenants {
 mod tests {
     use super::*;
 
-    /// What is given out, by a table of single bytes.
+    /// The expected results come from a table of single bytes.
     #[test]
     fn claims_succeed_exactly_where_every_byte_is_free() {
         const BYTES: usize = 9;

@@ -1,28 +1,28 @@
-//! What a step asked for, and when it gave it back. Invariant: a trace speaks of positions, not of
-//! times: two steps that make the same calls have the same allocations in it, and a settled trace
-//! has for each of them the longest life that any recording saw.
+//! The allocations of a step, and when each was given back. Invariant: a trace contains positions,
+//! not times: two steps that make the same calls have the same allocations in it, and a settled
+//! trace has for each of them the longest life in any recording.
 
 use crate::backing::Size;
 
 /// How long an allocation of a step is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Life {
-    /// It is given back when so many allocations of the step were made: by the pass that runs, or
-    /// while none runs.
+    /// It is given back when this many allocations of the step have been made: by the current
+    /// pass's thread, or between passes.
     Until(usize),
-    /// It is given back before the next step begins, by another thread than the pass's that runs:
+    /// It is given back before the next step begins, but by another thread than the current pass's:
     /// the next time it may be later.
     Step,
     /// It is still there when the next step begins.
     Lasting,
 }
 
-/// Bytes that came or went while a step was recorded.
+/// Bytes that were allocated or given back while a step was recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Change {
-    /// Which allocation of the step it was; absent for whatever else was passed on.
+    /// Which allocation of the step it was; absent for anything else that was passed on.
     pub of: Option<usize>,
-    /// Whether they came.
+    /// Whether they were allocated.
     pub comes: bool,
     /// How many.
     pub size: Size,
@@ -33,7 +33,7 @@ pub(crate) struct Change {
 pub struct Trace {
     /// The step's allocations in their order.
     pub(crate) allocations: Vec<(Size, Life)>,
-    /// For each pass how many allocations were made when it ended.
+    /// For each pass how many allocations had been made when it ended.
     pub(crate) passes: Vec<usize>,
     /// All changes to the end of the last pass.
     pub(crate) changes: Vec<Change>,
@@ -59,13 +59,13 @@ impl Trace {
         self.passes == other.passes && ours == theirs
     }
 
-    /// The changes of a pass; none where there is no such pass.
+    /// The changes of a pass; none if there is no such pass.
     fn during(&self, pass: usize) -> &[Change] {
         self.spans.get(pass).and_then(|&(begun, end)| self.changes.get(begun..end)).unwrap_or(&[])
     }
 }
 
-/// The most bytes at once above those that were there before, of the changes that are chosen.
+/// The most bytes at once, above those that were there before, by the chosen changes.
 fn most(changes: &[Change], chosen: impl Fn(Option<usize>) -> bool) -> Size {
     let (mut now, mut most) = (0_i128, 0_i128);
     for change in changes.iter().filter(|change| chosen(change.of)) {
@@ -81,13 +81,13 @@ fn most(changes: &[Change], chosen: impl Fn(Option<usize>) -> bool) -> Size {
 pub struct Settled {
     /// The step's allocations: sizes and the longer of both lives.
     pub(crate) allocations: Vec<(Size, Life)>,
-    /// For each pass how many allocations were made when it ended.
+    /// For each pass how many allocations had been made when it ended.
     pub(crate) passes: Vec<usize>,
-    /// The most bytes beside the slab.
+    /// The most bytes outside the slab.
     pub(crate) beside: Size,
-    /// The most bytes, whether in the slab or beside it.
+    /// The most bytes, whether in the slab or outside it.
     pub(crate) peak: Size,
-    /// For each pass the most bytes beside the slab, above those that are there when it begins.
+    /// For each pass the most bytes outside the slab, above those that are there when it begins.
     pub(crate) rises: Vec<Size>,
 }
 
@@ -124,7 +124,7 @@ impl Settled {
         })
     }
 
-    /// The most bytes that the step takes beside the slab, above those that are there when it
+    /// The most bytes that the step takes outside the slab, above those that are there when it
     /// begins.
     pub fn beside(&self) -> Size {
         self.beside
@@ -136,7 +136,7 @@ impl Settled {
         self.peak
     }
 
-    /// For each pass the most bytes that it takes beside the slab, above those that are there when
+    /// For each pass the most bytes that it takes outside the slab, above those that are there when
     /// the pass begins.
     pub fn rises(&self) -> &[Size] {
         &self.rises

@@ -25,7 +25,7 @@ fn blocks_come_and_go_and_nothing_else_does() {
     let mut other = 0_u8;
     tightfit_free(none, 0, HOST, none);
     tightfit_free(ptr::from_mut(&mut other).cast(), 1, HOST, none);
-    // The size that is given back is not believed, and another device does not know the block.
+    // The size that is given back is ignored, and another device does not know the block.
     tightfit_free(block, 1000, HOST - 1, none);
     assert_eq!(beside(), Size(1000));
     tightfit_free(block, isize::MAX, HOST, none);
@@ -33,7 +33,7 @@ fn blocks_come_and_go_and_nothing_else_does() {
     assert_eq!(beside(), Size::ZERO);
     assert_eq!(with(Device(HOST), |allocator| allocator.counters().strays), 2);
 
-    // Where the standard library of C++ is not loaded nothing can be thrown.
+    // If the C++ standard library is not loaded, nothing can be thrown.
     if !throws() {
         for size in [-1, isize::MIN, isize::MAX] {
             assert!(tightfit_alloc(size, HOST, none).is_null());

@@ -1,5 +1,5 @@
 //! What all drawings share: round numbers along an axis, durations, text that is safe in XML.
-//! Invariant: ticks lie within the range asked for, evenly.
+//! Invariant: ticks lie within the requested range, evenly.
 
 use tightfit::units::Bytes;
 
@@ -52,7 +52,7 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
-/// A number with its thousands apart.
+/// A number with its thousands separated.
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() * 4 / 3);
@@ -75,7 +75,7 @@ pub fn escape(text: &str) -> String {
             '>' => safe.push_str("&gt;"),
             '"' => safe.push_str("&quot;"),
             '\'' => safe.push_str("&apos;"),
-            // Neither HTML nor XML has them, and some readers stop there.
+            // Neither HTML nor XML allows them, and some readers stop there.
             control if control.is_control() => safe.push('\u{fffd}'),
             other => safe.push(other),
         }

@@ -1,6 +1,5 @@
 //! The course of one step: which calls run when, and which tensor is held from which call to which.
-//! Invariant: at every call the bytes of what is held there sum up to what the checker's timeline
-//! says.
+//! Invariant: at every call the bytes held there sum up to what the checker's timeline says.
 
 use std::collections::BTreeMap;
 
@@ -18,9 +17,9 @@ use crate::role::{ByRole, Role, roles};
 pub struct Residency {
     /// What is held; `None` = workspace.
     pub storage: Option<StorageId>,
-    /// The node that brought the storage into being, or that works in the workspace.
+    /// The node that created the storage, or that works in the workspace.
     pub node: NodeId,
-    /// What it is there for.
+    /// Its role.
     pub role: Role,
     /// Its buffer's bytes.
     pub bytes: Bytes,
@@ -33,13 +32,13 @@ pub struct Residency {
 /// What a transfer carries, and when.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Carried {
-    /// The node that brought it into being.
+    /// The node that created the storage.
     pub node: NodeId,
     /// It leaves the device; otherwise it returns.
     pub leaves: bool,
     /// Its buffer's bytes.
     pub bytes: Bytes,
-    /// When.
+    /// When it is carried.
     pub time: TransferInTime,
 }
 
@@ -80,7 +79,7 @@ pub struct Course<'a> {
     pub by_role: Vec<ByRole<Bytes>>,
     /// Bytes that stay when the step is over, by role.
     pub at_end: ByRole<Bytes>,
-    /// What lies below the device; nothing where nothing moves.
+    /// What lies below the device; empty if nothing moves.
     pub below: Below,
     /// Most bytes held.
     pub peak: Bytes,
@@ -93,7 +92,7 @@ pub struct Course<'a> {
 }
 
 impl<'a> Course<'a> {
-    /// The course of a schedule. `timeline` must be what the checker says of it.
+    /// The course of a schedule. `timeline` must be the checker's timeline of it.
     pub fn of(graph: &'a Graph, schedule: &'a Schedule, timeline: &Timeline) -> Course<'a> {
         let calls = timeline.calls.clone();
         let held = |is_device| residencies(graph, timeline, is_device);
@@ -147,8 +146,8 @@ impl<'a> Course<'a> {
         self.calls.iter().position(|call| call.node == node)
     }
 
-    /// When calls wait for transfers, each time from when to when; and the number of the call that
-    /// does, that of all calls where the end of the step waits.
+    /// When calls wait for transfers: the number of the waiting call, or the number of all calls if
+    /// the end of the step waits, with the beginning and the end of the wait.
     pub fn waits(&self) -> Vec<(usize, Seconds, Seconds)> {
         let starts = self.calls.iter().map(|call| call.start).chain([self.seconds]);
         let ends = self.calls.iter().map(|call| call.start + call.seconds);
@@ -198,14 +197,14 @@ fn transfers(schedule: &Schedule, timeline: &Timeline) -> Vec<Carried> {
     started.zip(&timeline.transfers).filter_map(carried).collect()
 }
 
-/// Parameters, buffers and state go by the name that they have in the model.
+/// The name of a tensor: parameters, buffers and state have the one that the model gives them.
 pub fn tensor_name(graph: &Graph, node: NodeId) -> &str {
     let node = &graph.nodes()[node];
     node.parameter.as_ref().unwrap_or(&node.name)
 }
 
-/// Placeholders often belong to no module of their own; the first one that reads them is their
-/// home.
+/// Placeholders often belong to no module of their own; they are shown under the module of the
+/// first node that reads them.
 fn homes(graph: &Graph) -> SecondaryMap<StorageId, Option<ModuleId>> {
     let mut homes: SecondaryMap<StorageId, Option<ModuleId>> =
         SecondaryMap::with_capacity(graph.storages().len());
@@ -224,8 +223,8 @@ fn homes(graph: &Graph) -> SecondaryMap<StorageId, Option<ModuleId>> {
     homes
 }
 
-/// What the timeline says is held on the device, or below it, with what it is there for; and what
-/// stays. A tensor that no call finds is left out.
+/// What the timeline says is held on the device, or below it, with its role; and what stays at the
+/// end. A tensor that no call finds is left out.
 fn residencies(
     graph: &Graph,
     timeline: &Timeline,

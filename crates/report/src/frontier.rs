@@ -28,13 +28,13 @@ const DARK: &str = ".ground{fill:#14171c}.ink{fill:#e6e8eb}.soft{fill:#9aa2ad}\
 pub struct FrontierPoint {
     /// The budget.
     pub budget: Bytes,
-    /// What the plan takes more than the unplanned step, as a share of it.
+    /// How much more time the plan takes than the unplanned step, as a share of that.
     pub overhead: f64,
-    /// What every schedule within the budget takes more, at least.
+    /// How much more every schedule within the budget takes, at least.
     pub bound: Option<f64>,
 }
 
-/// Overhead over budget. `unplanned`: seconds of the step that shares are of.
+/// Overhead over budget. `unplanned`: seconds of the step to which shares refer.
 pub fn frontier_svg(title: &str, unplanned: Seconds, points: &[FrontierPoint]) -> String {
     let mut points = points.to_vec();
     points.sort_by_key(|point| point.budget);
@@ -77,7 +77,7 @@ pub fn frontier_svg(title: &str, unplanned: Seconds, points: &[FrontierPoint]) -
     for (x, y) in &plan {
         let _ = writeln!(svg, r#"<circle class="mark" cx="{x:.1}" cy="{y:.1}" r="3.5"/>"#);
     }
-    // Last, so that it is seen where both lines meet.
+    // Drawn last, so that it is visible where both lines meet.
     if !bound.is_empty() {
         let _ = writeln!(
             svg,
@@ -125,7 +125,7 @@ fn legend(svg: &mut String, points: &[FrontierPoint], slowest: f64) {
     }
 }
 
-/// Straight lines through points; nothing where there are none.
+/// Straight lines through points; empty if there are none.
 fn line(points: &[(f64, f64)]) -> String {
     let mut path = String::new();
     for (index, (x, y)) in points.iter().enumerate() {

@@ -1,5 +1,5 @@
 //! What the ranks of a pipeline do when, as a self-contained SVG: a bar for each action. Invariant:
-//! bars stand at the times of the simulation, in one scale; ground between two bars of a rank is
+//! bars stand at the times of the simulation, in one scale; a gap between two bars of a rank is
 //! time in which it waits.
 
 use std::fmt::Write;
@@ -19,7 +19,7 @@ const ROW: f64 = 26.0;
 const BAR: f64 = 20.0;
 /// Bars as wide as this have the number of their micro-batch in them.
 const NUMBERED: f64 = 15.0;
-/// More bars than this have no words of their own: whoever draws them has enough to do.
+/// Most bars that have tooltips: with more, drawing takes viewers long enough as it is.
 const MOST_WORDS: usize = 20_000;
 
 // Light to dark in the order of the passes, so that they differ in greyscale too.
@@ -29,7 +29,7 @@ const LIGHT: &str = ".ground{fill:#fff}.ink{fill:#222}.soft{fill:#667}.grid{stro
 const DARK: &str =
     ".ground{fill:#14171c}.ink{fill:#e6e8eb}.soft{fill:#9aa2ad}.grid{stroke:#2a2f37}";
 
-/// The passes as they are called, with what they are.
+/// The passes: short name and description.
 const PASSES: [(Pass, &str, &str); 4] = [
     (Pass::Forward, "F", "forward"),
     (Pass::Backward, "B", "backward"),
@@ -37,7 +37,7 @@ const PASSES: [(Pass, &str, &str); 4] = [
     (Pass::WeightGradient, "W", "gradients of weights"),
 ];
 
-/// A pipeline in time. Stages behind the first one on a rank are paler.
+/// A pipeline in time. Stages of a rank after its first one are paler.
 pub fn pipeline_svg(title: &str, simulated: &Simulated) -> String {
     let count = simulated.ranks.len() as f64;
     let height = TOP + count * ROW + BOTTOM;
@@ -69,7 +69,7 @@ pub fn pipeline_svg(title: &str, simulated: &Simulated) -> String {
             let (from, to) = (x(done.start.0), x(done.end.0));
             let letter = letter(done.action.pass);
             let again = if Some(done.action.stage) == first { "" } else { " again" };
-            // A hair between two bars.
+            // A thin gap between two bars.
             let width = (to - from - 0.6).max(0.3);
             let _ = write!(
                 svg,
@@ -107,7 +107,7 @@ fn letter(pass: Pass) -> &'static str {
     PASSES.iter().find(|(other, ..)| *other == pass).map_or("", |(_, letter, _)| letter)
 }
 
-/// What the passes are that there are, and how long ranks wait.
+/// The meaning of the passes that occur, and how long ranks wait.
 fn legend(svg: &mut String, simulated: &Simulated) {
     let mut at = LEFT;
     for (pass, letter, words) in PASSES {

@@ -16,7 +16,7 @@ const RIGHT: f64 = 20.0;
 const TOP: f64 = 56.0;
 const BOTTOM: f64 = 46.0;
 
-/// How the line of the budget is drawn, and its place in the legend.
+/// How the line of the budget is drawn in the plot and in the legend.
 const DASHES: &str = r#"stroke-width="1.5" stroke-dasharray="6 4""#;
 
 const LIGHT: &str = ".ground{fill:#fff}.ink{fill:#222}.soft{fill:#667}.grid{stroke:#dde}\

@@ -1,5 +1,5 @@
-//! What bytes are there for. Invariant: every storage of a step has one role, by who makes it and
-//! who reads it; only a schedule says what is a recomputation or workspace.
+//! What bytes are there for. Invariant: every storage of a step has one role, according to its
+//! producer and its readers; only a schedule says what is a recomputation or workspace.
 
 use cranelift_entity::SecondaryMap;
 use tightfit::graph::{Graph, Phase};
@@ -24,7 +24,7 @@ pub enum Role {
     Activations,
     /// Made again.
     Recomputed,
-    /// All else that the backward pass makes.
+    /// Everything else that the backward pass makes.
     ActivationGradients,
     /// Scratch memory of the call that runs.
     Workspace,
@@ -62,7 +62,7 @@ impl Role {
         }
     }
 
-    /// What the name stands for, for who has not met it.
+    /// The meaning of the name, for readers who do not know it.
     pub fn meaning(self) -> &'static str {
         match self {
             Role::Parameters => "trained weights",
@@ -78,8 +78,8 @@ impl Role {
     }
 
     /// Its colour on a light and on a dark ground, after Paul Tol's schemes that colour-blind
-    /// people can tell apart; those on a light ground differ in brightness, too, where one lies on
-    /// the other, for paper without colours.
+    /// people can tell apart; on a light ground, adjacent ones also differ in brightness, for print
+    /// without colours.
     pub fn colours(self) -> (&'static str, &'static str) {
         match self {
             Role::Parameters => ("#4477aa", "#5b8fc7"),
@@ -136,7 +136,7 @@ mod tests {
         let brightness = |role: Role| {
             let hex = role.colours().0;
             let part = |at: usize| f64::from(u8::from_str_radix(&hex[at..at + 2], 16).unwrap());
-            // Rec. 601: red, green and blue as a grey.
+            // Rec. 601: red, green and blue as grey.
             (0.299 * part(1) + 0.587 * part(3) + 0.114 * part(5)) / 255.0
         };
         use Role::*;

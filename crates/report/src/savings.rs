@@ -15,7 +15,7 @@ use crate::course::{Course, Residency};
 pub struct Saving {
     /// The node that makes them.
     pub node: NodeId,
-    /// Bytes of its tensors: those that are gone at the peak, or all where none is.
+    /// Bytes of its tensors: those that are gone at the peak, or all if none is.
     pub bytes: Bytes,
     /// Bytes held at the unplanned peak, and not at the same node under the plan.
     pub saved: Bytes,

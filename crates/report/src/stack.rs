@@ -1,6 +1,6 @@
-//! Bytes over one step, stacked by role. Invariant: where several calls share a column, the one
-//! that holds most is drawn with its own roles, so no peak is lost and no stack is drawn that never
-//! was.
+//! Bytes over one step, stacked by role. Invariant: if several calls share a column, the one that
+//! holds most is drawn with its own roles, so no peak is lost and no stack is drawn that never
+//! existed.
 
 use std::fmt::Write;
 
@@ -55,8 +55,8 @@ impl Scale {
     }
 }
 
-/// For each of [`SIDE`] columns the call that holds most in it; `None` behind the end of the step.
-/// While calls wait for a transfer, what was held before is held.
+/// For each of [`SIDE`] columns the call that holds most in it; `None` after the end of the step.
+/// While calls wait for a transfer, what was held before is still held.
 pub fn tallest(course: &Course<'_>, scale: &Scale) -> Vec<Option<usize>> {
     let mut columns: Vec<Option<usize>> = vec![None; SIDE as usize];
     let column =
@@ -82,7 +82,7 @@ pub fn areas(course: &Course<'_>, scale: &Scale) -> Vec<(Role, String)> {
     stacked(&course.by_role, &tallest(course, scale), scale)
 }
 
-/// The same of what lies below the device; `scale` says how high.
+/// The same for what lies below the device; `scale` gives the height.
 pub fn areas_below(course: &Course<'_>, scale: &Scale) -> Vec<(Role, String)> {
     stacked(&course.below.by_role, &tallest(course, scale), scale)
 }
@@ -120,7 +120,7 @@ fn stacked(
     areas
 }
 
-/// The outline of what is held, as a path without ground.
+/// The outline of the bytes held, as a path that is not closed at the bottom.
 pub fn outline(marks: &[(Seconds, Bytes)], end: Seconds, scale: &Scale) -> String {
     // Within a column only the highest mark is drawn.
     let mut columns: Vec<(u32, Bytes)> = Vec::new();
@@ -153,8 +153,8 @@ pub fn present(courses: &[&Course<'_>]) -> Vec<Role> {
     Role::ALL.into_iter().filter(|&role| holds(role)).collect()
 }
 
-/// What the colours of a drawing stand for, in lines from `left` to `right`, and where the last of
-/// them stands.
+/// What the colours of a drawing stand for, in lines from `left` to `right`, and the position of
+/// the last line.
 pub fn legend(roles: &[Role], left: f64, right: f64, first: f64) -> (String, f64) {
     let (mut svg, mut at, mut line) = (String::new(), left, first);
     for &role in roles {

@@ -6,7 +6,7 @@ use std::fmt::{Display, Write};
 
 use crate::axis::escape;
 
-/// What a drawing opens with.
+/// The opening of a drawing.
 pub struct Opening<'a> {
     /// Width and height of the drawing.
     pub size: (f64, f64),

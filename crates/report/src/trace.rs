@@ -85,9 +85,9 @@ pub struct TracedTransfer {
     pub tensor: String,
     /// It leaves the device; otherwise it returns.
     pub leaves: bool,
-    /// What is moved.
+    /// The bytes that are moved.
     pub bytes: Bytes,
-    /// When its lane takes it up; at the start of the step for what began before it.
+    /// When its lane starts it; zero if it started before the step.
     pub start: Seconds,
     /// How long it takes from then on.
     pub seconds: Seconds,
@@ -121,16 +121,16 @@ pub struct Trace {
     pub measured: bool,
     /// What runs, in order.
     pub calls: Vec<TracedCall>,
-    /// What moves beside it.
+    /// What moves at the same time.
     pub transfers: Vec<TracedTransfer>,
     /// Bytes over time: at the start of calls, and at the end of the step.
     pub memory: Vec<MemoryMark>,
-    /// The same below the device; none where nothing moves.
+    /// The same below the device; empty if nothing moves.
     pub below: Vec<MemoryMark>,
 }
 
 impl TracedTransfer {
-    /// When calls wait for it, which ends when it has arrived.
+    /// When calls wait for it: until it has arrived.
     pub fn wait(&self) -> Option<(Seconds, Seconds)> {
         let end = self.start + self.seconds;
         let from = Seconds((end.0 - self.stall.0).max(0.0));
@@ -138,7 +138,7 @@ impl TracedTransfer {
     }
 }
 
-/// Why bytes are not a trace, or not a trace of what is shown.
+/// Why bytes are not a trace, or not one of the graph or plan that is shown.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TraceError {
@@ -175,7 +175,7 @@ pub enum TraceError {
         /// The hash of the graph that is shown.
         actual: String,
     },
-    /// The trace says what was predicted.
+    /// The trace is a prediction.
     #[error(
         "the trace is a prediction, as `tightfit trace` writes it; pass one of a run, as \
          `tightfit train --trace` writes it"
@@ -207,7 +207,7 @@ impl Trace {
     }
 
     /// The trace of a course whose calls started and took what `times` says, and whose transfers
-    /// what `transfers` says, in any order.
+    /// are those of `transfers`, in any order.
     pub fn measured(
         course: &Course<'_>,
         machine: &str,
@@ -262,7 +262,7 @@ impl Trace {
         self.calls.last().map_or(Seconds(0.0), |call| call.start + call.seconds)
     }
 
-    /// Start and duration of each call, where the trace is one of this course.
+    /// Start and duration of each call, if the trace is one of this course.
     pub fn times(&self, course: &Course<'_>) -> Result<Vec<(Seconds, Seconds)>, TraceError> {
         if self.graph != course.graph.hash() {
             return Err(TraceError::OtherGraph {
@@ -293,7 +293,7 @@ impl Trace {
         Ok(self.calls.iter().map(|call| (call.start, call.seconds)).collect())
     }
 
-    /// The trace as JSON, one event a line: such files are looked at, and compared.
+    /// The trace as JSON, one event per line: such files are read by people, and compared.
     pub fn write(&self) -> String {
         let about = json!({
             "format": FORMAT, "graph": self.graph, "name": self.name, "machine": self.machine,
@@ -383,7 +383,7 @@ impl Trace {
             let (ts, bytes) = (micros(mark.at), by_role(&below, mark));
             push(json!({ "ph": "C", "name": BELOW, "pid": 1, "ts": ts, "args": bytes }));
         }
-        // Last, since no comma may follow.
+        // This comes last, since no comma may follow.
         let name =
             json!({ "ph": "M", "name": "process_name", "pid": 1, "args": { "name": process } });
         text + &format!("{name}\n]}}\n")
@@ -413,7 +413,7 @@ impl Trace {
     }
 }
 
-/// The transfers of a course at these times; what began before the step begins with it.
+/// The transfers of a course at these times; one that began before the step starts with it.
 fn traced(course: &Course<'_>, times: &[TransferInTime]) -> Vec<TracedTransfer> {
     let carried = |time: &TransferInTime| {
         let known = course.transfers.iter().find(|known| known.time.id == time.id)?;
@@ -431,7 +431,7 @@ fn traced(course: &Course<'_>, times: &[TransferInTime]) -> Vec<TracedTransfer> 
     times.iter().filter_map(carried).collect()
 }
 
-/// As exact as a trace is: whole nanoseconds.
+/// To the precision of a trace: whole nanoseconds.
 fn nanoseconds(seconds: Seconds) -> Seconds {
     Seconds((seconds.0 * 1e9).round() / 1e9)
 }

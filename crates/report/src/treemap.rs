@@ -11,12 +11,12 @@ use tightfit::units::Bytes;
 use crate::course::Course;
 use crate::role::ByRole;
 
-/// Modules with more than this part of all bytes are cut into their children.
+/// Modules with more than one part in this many of all bytes are cut into their children.
 const CUT: u64 = 24;
-/// Components of a module's path that are told apart.
+/// Most components of a module's path that are told apart.
 const DEEPEST: usize = 64;
-/// Children with less than this part of all bytes are put together, until they are as much as is
-/// cut.
+/// Children with less than one part in this many of all bytes are put together, until they are
+/// large enough to be cut.
 const TINY: u64 = 400;
 
 /// A rectangle in shares of the whole map.
@@ -35,7 +35,7 @@ pub struct Rectangle {
 /// Bytes of one module in each of several courses, at their peaks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModuleBytes {
-    /// Its fully qualified name; empty = the root's own; with `…` in it, several small ones.
+    /// Its fully qualified name; empty = the root's own; with `…`, that of several small ones.
     pub path: String,
     /// By course and role.
     pub bytes: Vec<ByRole<Bytes>>,
@@ -88,7 +88,7 @@ fn add(to: &mut [ByRole<Bytes>], from: &[ByRole<Bytes>]) {
 const MODEL: f64 = 2.2;
 
 impl ModuleTree {
-    /// The modules of what is alive at the peaks of `courses`.
+    /// The modules of the tensors alive at the peaks of `courses`.
     pub fn of(courses: &[&Course<'_>]) -> ModuleTree {
         let mut root = Branch::default();
         for (number, course) in courses.iter().enumerate() {
@@ -115,8 +115,7 @@ impl ModuleTree {
         ModuleTree { leaves, root }
     }
 
-    /// The rectangle of each leaf in the map of one course, on a map of this width for a height of
-    /// one.
+    /// The rectangle of each leaf in the map of one course, `aspect` times as wide as it is high.
     pub fn rectangles(&self, course: usize, aspect: f64) -> Vec<Rectangle> {
         let mut rectangles =
             vec![Rectangle { x: 0.0, y: 0.0, width: 0.0, height: 0.0 }; self.leaves.len()];
@@ -208,8 +207,8 @@ fn weight_of(group: &Group, weight: &[f64]) -> f64 {
 
 /// Squarified treemaps (Bruls, Huizing and van Wijk 2000): rows of parts, the largest first, as
 /// long as that makes them more square. Which parts make a row, and along which side, is decided in
-/// a model, whose parts have the bytes of all courses together: so maps of several courses have one
-/// arrangement.
+/// a model, whose parts have the bytes of all courses together: so the maps of several courses have
+/// the same arrangement.
 fn lay(
     group: &Group,
     (space, model): (Rectangle, Rectangle),
@@ -245,7 +244,7 @@ fn lay(
         {
             row += 1;
         }
-        // The part of what is left that a row takes; the last one takes all, whatever rounding did.
+        // The share of the rest that a row takes; the last row takes all of it, despite rounding.
         let share = |row_of: f64, all: f64| if all > 0.0 { row_of / all } else { 0.0 };
         let is_last = row == rest.len();
         let depth = if is_last { 1.0 } else { share(own(&rest[..row]), own(rest)) };
@@ -268,8 +267,9 @@ fn lay(
 }
 
 impl Rectangle {
-    /// A part of a row: the row takes the share `depth` of the longer side, where the rectangle is
-    /// wide its width, and the part the share `length` of the other one, from the share `along` on.
+    /// A part of a row: the row takes the share `depth` of the longer side (the width, if
+    /// `is_wide`), and the part the share `length` of the other side, starting at the share
+    /// `along`.
     fn part(self, is_wide: bool, depth: f64, along: f64, length: f64) -> Rectangle {
         let Rectangle { x, y, width, height } = self;
         match is_wide {
@@ -285,7 +285,7 @@ impl Rectangle {
         }
     }
 
-    /// What is left behind a row.
+    /// The rectangle that is left after a row.
     fn behind(self, is_wide: bool, depth: f64) -> Rectangle {
         let Rectangle { x, y, width, height } = self;
         match is_wide {
@@ -384,7 +384,7 @@ mod tests {
             path: path.to_string(),
             bytes: sizes.map(activations).concat(),
         };
-        // Each is the larger one in one of two courses.
+        // Each is larger than the other in one of two courses.
         let tree = ModuleTree {
             leaves: vec![module("m.x", [3, 1]), module("m.y", [1, 3])],
             root: Group::Groups(vec![Group::Leaf(0), Group::Leaf(1)]),

@@ -1,5 +1,5 @@
-//! Peaks and prices in sentences. Invariant: plain text, to be escaped by whoever shows it; every
-//! number is read off a course.
+//! Peaks and prices in sentences. Invariant: plain text, to be escaped by the caller that shows it;
+//! every number is read off a course.
 
 use tightfit::graph::Phase;
 use tightfit::id::NodeId;
@@ -10,7 +10,7 @@ use crate::course::{Course, Residency};
 use crate::role::Role;
 use crate::savings::Saving;
 
-/// Tensors that one sentence lists.
+/// Most tensors that one sentence lists.
 const LISTED: usize = 3;
 
 /// Where a step peaks, and what lies there.
@@ -46,12 +46,12 @@ pub fn peak(course: &Course<'_>) -> Vec<String> {
     sentences
 }
 
-/// What chunks of rows would save where the loss holds much of a peak.
+/// What chunks of rows would save, if the loss holds much of a peak.
 fn of_loss(course: &Course<'_>) -> Option<String> {
-    /// Parts that the rows are cut into.
+    /// Number of parts that the rows are cut into.
     const CHUNKS: u64 = 8;
     let nodes = course.graph.nodes();
-    // Where the model computes it, the operators tell.
+    // If the model computes the loss itself, its operators show that.
     let names = ["log_softmax", "nll_loss", "cross_entropy"];
     let is_named = |node: NodeId| names.iter().any(|name| nodes[node].op.contains(name));
     let is_loss = |node: NodeId| nodes[node].phase == Phase::Loss || is_named(node);
@@ -62,7 +62,7 @@ fn of_loss(course: &Course<'_>) -> Option<String> {
         .filter(|held| is_of_loss(held.node))
         .map(|held| held.bytes)
         .sum();
-    // A tenth of the peak: less is not worth another way to write the model.
+    // A tenth of the peak: less is not worth writing the model in another way.
     (held.0 >= course.peak.0 / 10 && held > Bytes::ZERO).then(|| {
         format!(
             "At least {held} of it belong to the loss. Computed in {CHUNKS} chunks of rows, one \
@@ -72,7 +72,7 @@ fn of_loss(course: &Course<'_>) -> Option<String> {
     })
 }
 
-/// What a plan does to a peak, and what that takes.
+/// What a plan does to a peak, and what that costs.
 pub fn price(unplanned: &Course<'_>, planned: &Course<'_>, rows: &[Saving]) -> String {
     let less = unplanned.peak.saturating_sub(planned.peak);
     let waits: f64 = planned.waits().iter().map(|(_, from, to)| to.0 - from.0).sum();
@@ -109,7 +109,7 @@ pub fn price(unplanned: &Course<'_>, planned: &Course<'_>, rows: &[Saving]) -> S
     text + &paid
 }
 
-/// What moves in a step, and what that takes; nothing to say where nothing moves.
+/// What moves in a step, and what that costs; `None` if nothing moves.
 pub fn moves(course: &Course<'_>) -> Option<String> {
     if course.transfers.is_empty() {
         return None;
@@ -168,7 +168,7 @@ impl Group<'_> {
     }
 }
 
-/// What is alive at the peak, equals together, largest first.
+/// What is alive at the peak, equal tensors grouped, the largest first.
 fn groups<'a>(course: &'a Course<'_>) -> Vec<Group<'a>> {
     let mut groups: Vec<Group<'a>> = Vec::new();
     let alive = course.alive(course.at);

@@ -52,7 +52,7 @@ fn steps(graph: Graph, in_place: bool, share: f64) -> Steps {
         },
     )
     .unwrap();
-    // The judge is asked again, so that what is compared comes from it alone.
+    // The checker is run again, so that what is compared comes from it alone.
     let timeline = check(&graph, &profile, fitted.schedule(), budget).unwrap();
     Steps {
         unplanned: (unplanned.schedule().clone(), unplanned.timeline().clone()),
@@ -61,7 +61,7 @@ fn steps(graph: Graph, in_place: bool, share: f64) -> Steps {
     }
 }
 
-/// What is between the tags of the element that carries the data.
+/// The text between the tags of the element that carries the data.
 fn data(html: &str) -> Value {
     let (_, rest) = html.split_once(r#"<script type="application/json" id="data">"#).unwrap();
     serde_json::from_str(rest.split_once("</script>").unwrap().0).unwrap()
@@ -193,7 +193,7 @@ fn savings_and_seconds_are_those_of_the_plan() {
         steps.planned.0.recomputed()
     );
     assert!(rows.windows(2).all(|pair| pair[0].saved >= pair[1].saved));
-    // What is gone and what is there instead make up the difference between the two at the same
+    // What is gone and what is there instead add up to the difference between the two at the same
     // node.
     let node = before.calls[before.at].node;
     let call = steps.planned.1.calls.iter().find(|call| call.node == node).unwrap();
@@ -345,7 +345,7 @@ fn a_measured_trace_stands_beside_the_prediction() {
     assert!(data["sides"][0].get("measured").is_none());
 }
 
-/// A step that moves what it holds over two slow lanes.
+/// A step that moves tensors over two slow lanes.
 fn tiered() -> Steps {
     let graph = corpus("graphs/bert_base_drop_b16_s512.json.gz");
     let mut machine = Machine::preset("a100-80gb").unwrap();
@@ -354,7 +354,7 @@ fn tiered() -> Steps {
     machine.hierarchy.add(tier, link, link);
     let profile = Profile::new(&graph, &machine);
     let unplanned = tightfit::unplanned(&graph, &profile).unwrap();
-    // Plans in which nothing has to wait would show less.
+    // Plans in which nothing has to wait would test less.
     let order = tightfit::plan::base_order(&graph, &profile);
     let instance = Instance::new(&graph, &profile, &order);
     let peak = unplanned.timeline().peak;
@@ -378,7 +378,7 @@ fn what_moves_is_in_the_data_and_under_the_drawing() {
     let data = data(&html);
     let side = &data["sides"][1];
     let sizes = numbers(&data["sizes"]);
-    // Each call starts when the calls and the waiting before it are over.
+    // Each call starts when the calls and waits before it are over.
     let times: Vec<f64> =
         data["times"].as_array().unwrap().iter().map(|time| time.as_f64().unwrap()).collect();
     let time = numbers(&data["nodes"]["time"]);
@@ -429,7 +429,7 @@ fn what_moves_is_in_the_data_and_under_the_drawing() {
         (r#"<path class="out" d="M"#, 1),
         (r#"<path class="back" d="M"#, 1),
         (r#"<path class="wait" d="M"#, 1),
-        // As text, and for whoever cannot see the strip.
+        // As text, too, for readers who cannot see the strip.
         ("lie below the slab. In a step ", 2),
     ] {
         assert_eq!(html.matches(part).count(), count, "{part}");

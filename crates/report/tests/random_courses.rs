@@ -1,5 +1,5 @@
-//! On random graphs, with every freedom that the format leaves, what a course holds is what the
-//! checker counted.
+//! On random graphs, with every freedom that the format allows, a course holds what the checker
+//! counted.
 //!
 //! Tier: quick, since it takes 2 s.
 
@@ -58,7 +58,7 @@ fn every_byte_of_every_call_is_accounted_for() {
                     call.held,
                     "seed {seed}, call {index}"
                 );
-                // As `analyze` names them: of the same size in the order of their names.
+                // Sorted as `analyze` does: tensors of the same size by their names.
                 let key = |held: &Residency| (Reverse(held.bytes), course.name(held));
                 assert!(alive.is_sorted_by_key(|held| key(held)), "seed {seed}, call {index}");
             }

@@ -1,5 +1,5 @@
-//! Traces hold what courses hold, are read as they were written, and are refused where they are
-//! something else.
+//! Traces hold what courses hold, are read as they were written, and anything that is not a trace
+//! is refused.
 //!
 //! Tier: quick, since it takes less than a second.
 

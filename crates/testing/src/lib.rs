@@ -9,7 +9,7 @@ use proptest::test_runner::{Config, RngSeed};
 /// The variable that names the tier.
 const VARIABLE: &str = "TIGHTFIT_TESTS";
 
-/// How many times as many random cases the full tier tries.
+/// How many times as many random cases the full tier tries as the quick one.
 const MORE: u32 = 4;
 
 /// How much is tried.
@@ -22,10 +22,10 @@ pub enum Tier {
 }
 
 impl Tier {
-    /// The one that the environment asks for.
+    /// The tier that the environment names.
     ///
     /// # Panics
-    /// If it names another one.
+    /// If it names an unknown one.
     pub fn asked() -> Tier {
         match std::env::var(VARIABLE).as_deref() {
             Err(_) | Ok("" | "quick") => Tier::Quick,
@@ -35,7 +35,7 @@ impl Tier {
     }
 }
 
-/// What this tier tries, of both.
+/// The value for this tier, of the two.
 pub fn either<T>(quick: T, full: T) -> T {
     match Tier::asked() {
         Tier::Quick => quick,
@@ -43,20 +43,20 @@ pub fn either<T>(quick: T, full: T) -> T {
     }
 }
 
-/// So many of the first ones in the quick tier, all in the full one.
+/// This many of the first ones in the quick tier, all in the full one.
 pub fn first<T>(quick: usize, all: &[T]) -> &[T] {
     &all[..either(quick, all.len())]
 }
 
-/// So many random cases in the quick tier, and four times as many in the full one.
-/// `PROPTEST_CASES` says how many instead.
+/// This many random cases in the quick tier, and four times as many in the full one.
+/// `PROPTEST_CASES` overrides the number.
 pub fn cases(quick: u32) -> u32 {
     let said = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
     said.unwrap_or(quick * either(1, MORE))
 }
 
-/// A property test of so many [`cases`] from a fixed seed, so that a test that passed passes again.
-/// `PROPTEST_RNG_SEED` gives another seed.
+/// A property test of this many [`cases`] from a fixed seed, so that a test that passed passes
+/// again. `PROPTEST_RNG_SEED` gives another seed.
 pub fn config(quick: u32) -> Config {
     let mut config = Config { failure_persistence: None, cases: cases(quick), ..Config::default() };
     if config.rng_seed == RngSeed::Random {

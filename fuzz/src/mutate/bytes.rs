@@ -29,7 +29,7 @@ pub fn damage(bytes: &mut Vec<u8>, draw: &mut Draw) {
     }
 }
 
-/// Writes another number over the first run of digits behind `from`.
+/// Writes another number over the first run of digits after `from`.
 fn number(bytes: &mut Vec<u8>, from: usize, draw: &mut Draw) {
     let Some(start) = bytes[from..].iter().position(u8::is_ascii_digit) else { return };
     let start = from + start;
@@ -40,10 +40,10 @@ fn number(bytes: &mut Vec<u8>, from: usize, draw: &mut Draw) {
     bytes.splice(start..start + length, text.into_bytes());
 }
 
-/// Packed by gzip.
+/// The bytes compressed by gzip.
 pub fn packed(bytes: &[u8]) -> Vec<u8> {
     let mut packer = GzEncoder::new(Vec::new(), Compression::fast());
-    // What is written to memory is written.
+    // Writing to memory cannot fail.
     drop(packer.write_all(bytes));
     packer.finish().unwrap_or_default()
 }

@@ -1,12 +1,12 @@
 //! Changes of a tightfit-graph/1 document that break its rules or those of its operators.
-//! Invariant: one change touches one field of one part, as damage does that gets far.
+//! Invariant: one change touches one field of one part, since such damage gets past many checks.
 
 use serde_json::{Value as Json, json};
 
 use crate::draw::Draw;
 use crate::mutate::json;
 
-/// One change; false where the graph has nothing to change so.
+/// One change; false if the graph has nothing to change in this way.
 type Change = fn(&mut Json, &mut Draw) -> bool;
 
 const CHANGES: [Change; 22] = [
@@ -47,14 +47,14 @@ pub(super) fn list<'a>(of: &'a mut Json, key: &str) -> &'a mut [Json] {
     of.get_mut(key).and_then(Json::as_array_mut).map_or(&mut [], Vec::as_mut_slice)
 }
 
-/// A node, by chance.
+/// A random node.
 pub(super) fn any_node<'a>(graph: &'a mut Json, draw: &mut Draw) -> Option<&'a mut Json> {
     let nodes = list(graph, "nodes");
     let at = draw.below(nodes.len());
     nodes.get_mut(at).filter(|node| node.is_object())
 }
 
-/// A value that a node makes; the last node in rare cases, since what was added stands there.
+/// A value that a node makes; rarely of the last node, since added nodes are there.
 fn any_output<'a>(graph: &'a mut Json, draw: &mut Draw) -> Option<&'a mut Json> {
     let outputs = list(any_node(graph, draw)?, "outputs");
     let at = draw.below(outputs.len());
@@ -177,7 +177,7 @@ pub(super) fn change_argument(node: &mut Json, draw: &mut Draw) -> bool {
     true
 }
 
-/// A number that an optimizer is told.
+/// Changes a number of an optimizer's call.
 fn optimizer_field(graph: &mut Json, draw: &mut Draw) -> bool {
     let is_update =
         |node: &&mut Json| node["op"].as_str().is_some_and(|op| op.starts_with("tightfit."));
@@ -223,7 +223,7 @@ fn swap_nodes(graph: &mut Json, draw: &mut Draw) -> bool {
     true
 }
 
-/// A node reads another value, with or without its arguments saying so.
+/// Makes a node read another value, with or without its arguments saying so.
 fn retarget_input(graph: &mut Json, draw: &mut Draw) -> bool {
     let nodes = list(graph, "nodes");
     let at = draw.below(nodes.len());
@@ -246,7 +246,7 @@ fn retarget_input(graph: &mut Json, draw: &mut Draw) -> bool {
     true
 }
 
-/// Wherever an argument names `from`, it names `to` instead.
+/// Replaces `from` by `to` wherever an argument names it.
 pub(super) fn retarget(argument: &mut Json, from: &Json, to: &Json) {
     match argument {
         Json::Array(list) => list.iter_mut().for_each(|inner| retarget(inner, from, to)),
@@ -306,7 +306,7 @@ fn flags(graph: &mut Json, draw: &mut Draw) -> bool {
     true
 }
 
-/// The operator of another node.
+/// Takes the operator of another node.
 fn operator(graph: &mut Json, draw: &mut Draw) -> bool {
     let Some(other) = any_node(graph, draw).map(|node| node["op"].clone()) else { return false };
     let Some(node) = any_node(graph, draw) else { return false };
@@ -314,7 +314,7 @@ fn operator(graph: &mut Json, draw: &mut Draw) -> bool {
     true
 }
 
-/// What leaves the step, or what leaves a node.
+/// Changes the outputs of the step, or of a node.
 fn outputs(graph: &mut Json, draw: &mut Draw) -> bool {
     let of = if draw.chance(50) { Some(graph) } else { any_node(graph, draw) };
     let Some(list) = of.and_then(|of| of.get_mut("outputs")).and_then(Json::as_array_mut) else {

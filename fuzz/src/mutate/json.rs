@@ -1,5 +1,5 @@
-//! Changes of any JSON document, whatever it means. Invariant: a document stays a document; what it
-//! says may be anything.
+//! Changes of any JSON document, whatever it means. Invariant: a document stays valid JSON; its
+//! content may be anything.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -38,7 +38,7 @@ fn child(here: &Json, draw: &mut Draw) -> Option<Key> {
     }
 }
 
-/// Changes one value, by what it is or into something else.
+/// Changes one value, according to its type or into something else.
 pub fn change(here: &mut Json, draw: &mut Draw) {
     if draw.chance(12) {
         *here = anything(draw);
@@ -111,7 +111,7 @@ fn fields(object: &mut Map<String, Json>, draw: &mut Draw) {
     }
 }
 
-/// Sets a field where there are fields; what was damaged before may have none.
+/// Sets a field if `of` has fields; a value that was damaged before may have none.
 pub fn set(of: &mut Json, field: &str, value: Json) {
     if let Some(object) = of.as_object_mut() {
         object.insert(field.to_string(), value);
@@ -125,7 +125,7 @@ pub fn set_in(of: &mut Json, outer: &str, field: &str, value: Json) {
     }
 }
 
-/// A value that stands where it should not.
+/// A value where it does not belong.
 pub fn anything(draw: &mut Draw) -> Json {
     match draw.below(10) {
         0 => Json::Null,

@@ -9,11 +9,11 @@ use crate::draw::Draw;
 use crate::mutate::graph::{change_argument, list, reshape, restride, retarget};
 use crate::mutate::json;
 
-/// One change; false where the graph has nothing to change so.
+/// One change; false if the graph has nothing to change in this way.
 pub type Change = fn(&mut Json, &mut Draw) -> bool;
 
-/// Changes that no number depends on. What is added feeds nothing, so where it is wrong it is
-/// refused, or harmless.
+/// Changes on which no number depends. What is added feeds nothing, so if it is wrong it is either
+/// refused or harmless.
 pub const NEUTRAL: [Change; 9] = [
     rename,
     enlarge,
@@ -26,10 +26,10 @@ pub const NEUTRAL: [Change; 9] = [
     another_output,
 ];
 
-/// A node that feeds nothing and is wrong. Where it is accepted, nothing else may change.
+/// A node that feeds nothing and is wrong. If it is accepted, nothing else may change.
 pub const WRONG_AND_DEAD: [Change; 2] = [wrong_copy, wrong_function];
 
-/// Changes that give another step, as legal as the first.
+/// Changes that give another step, which is legal as well.
 const OTHER: [Change; 6] = [scalar, scalar, other_function, live_function, fresh_slot, decay];
 
 /// Functions of one float tensor with an output of its shape.
@@ -91,7 +91,7 @@ fn rename(graph: &mut Json, draw: &mut Draw) -> bool {
     true
 }
 
-/// A storage larger than what lies in it.
+/// Makes a storage larger than what lies in it.
 fn enlarge(graph: &mut Json, draw: &mut Draw) -> bool {
     let storages = list(graph, "storages");
     let at = draw.below(storages.len());
@@ -100,7 +100,7 @@ fn enlarge(graph: &mut Json, draw: &mut Draw) -> bool {
     true
 }
 
-/// Another opinion on what a node costs; so plans differ.
+/// Changes the hint about a node's cost, so that plans differ.
 fn hint(graph: &mut Json, draw: &mut Draw) -> bool {
     let mut computed: Vec<&mut Json> =
         list(graph, "nodes").iter_mut().filter(|node| is_computed(node)).collect();
@@ -145,13 +145,13 @@ fn reorder(graph: &mut Json, draw: &mut Draw) -> bool {
     true
 }
 
-/// Behind the node at `at`, and behind every placeholder.
+/// The position after the node at `at`, and after every placeholder.
 fn place_behind(nodes: &[Json], at: usize) -> usize {
     let last = nodes.iter().rposition(|node| !is_computed(node));
     at.max(last.unwrap_or(0)) + 1
 }
 
-/// The phase of something that reads a value of this node.
+/// The phase of a node that reads a value of this node.
 fn phase_behind(node: &Json) -> Json {
     if is_computed(node) && node["phase"] != "optimizer" {
         node["phase"].clone()
@@ -167,7 +167,7 @@ fn bytes(output: &Json) -> u64 {
     extents.filter_map(Json::as_u64).fold(size, u64::saturating_mul)
 }
 
-/// A dense float tensor that some node makes and nothing overwrites: the node's place and the
+/// A dense float tensor that some node makes and nothing overwrites: the node's position and the
 /// value.
 fn float_tensor(graph: &mut Json, draw: &mut Draw) -> Option<(usize, Json)> {
     let nodes = list(graph, "nodes");
@@ -184,7 +184,7 @@ fn float_tensor(graph: &mut Json, draw: &mut Draw) -> Option<(usize, Json)> {
     (is_dense && !is_written && output["dtype"] == "f32").then_some((at, output))
 }
 
-/// Adds a function of some tensor; its place and the value that it reads.
+/// Adds a function of some tensor; returns its position and the value that it reads.
 fn add_function(graph: &mut Json, draw: &mut Draw) -> Option<(usize, Json)> {
     let (at, input) = float_tensor(graph, draw)?;
     let storage = list(graph, "storages").len();
@@ -213,7 +213,7 @@ fn dead_function(graph: &mut Json, draw: &mut Draw) -> bool {
     add_function(graph, draw).is_some()
 }
 
-/// A function between a tensor and one of its readers.
+/// Puts a function between a tensor and one of its readers.
 fn live_function(graph: &mut Json, draw: &mut Draw) -> bool {
     let Some((place, from)) = add_function(graph, draw) else { return false };
     let nodes = list(graph, "nodes");
@@ -233,7 +233,7 @@ fn live_function(graph: &mut Json, draw: &mut Draw) -> bool {
     true
 }
 
-/// Adds a node again, with storages and names of its own; its place.
+/// Adds a node again, with storages and names of its own; returns its position.
 fn add_copy(graph: &mut Json, draw: &mut Draw) -> Option<usize> {
     let nodes = list(graph, "nodes");
     let at = draw.below(nodes.len());
@@ -272,7 +272,7 @@ fn dead_copy(graph: &mut Json, draw: &mut Draw) -> bool {
     add_copy(graph, draw).is_some()
 }
 
-/// A dead copy with a wrong output, argument or flag.
+/// Adds a dead copy with a wrong output, argument or flag.
 fn wrong_copy(graph: &mut Json, draw: &mut Draw) -> bool {
     add_copy(graph, draw).is_some_and(|place| spoil(graph, place, draw))
 }
@@ -318,7 +318,7 @@ fn spoil_output(output: &mut Json, part: usize, draw: &mut Draw) -> bool {
     true
 }
 
-/// Another value in the place of an input.
+/// Reads another value in place of an input.
 fn read_instead(node: &mut Json, to: &Json, draw: &mut Draw) -> bool {
     let inputs = list(node, "inputs");
     let at = draw.below(inputs.len());
@@ -333,7 +333,7 @@ fn read_instead(node: &mut Json, to: &Json, draw: &mut Draw) -> bool {
     true
 }
 
-/// Storages of a node's outputs that are not others' grow to hold them.
+/// Makes the storages of a node's outputs large enough for them, if that takes less than a MiB.
 fn make_room(graph: &mut Json, place: usize) {
     let outputs: Vec<Json> = made(&graph["nodes"][place]).cloned().collect();
     let storages = list(graph, "storages");
@@ -346,7 +346,7 @@ fn make_room(graph: &mut Json, place: usize) {
     }
 }
 
-/// A value leaves the step besides.
+/// Makes another value an output of the step.
 fn another_output(graph: &mut Json, draw: &mut Draw) -> bool {
     let Some((_, output)) = float_tensor(graph, draw) else { return false };
     let Some(outputs) = graph.get_mut("outputs").and_then(Json::as_array_mut) else {
@@ -362,7 +362,7 @@ fn another_output(graph: &mut Json, draw: &mut Draw) -> bool {
     true
 }
 
-/// Another number where a call takes any.
+/// Changes a number in a call that takes any.
 fn scalar(graph: &mut Json, draw: &mut Draw) -> bool {
     let mut numbers: Vec<&mut Json> = Vec::new();
     for node in list(graph, "nodes") {
@@ -371,12 +371,12 @@ fn scalar(graph: &mut Json, draw: &mut Draw) -> bool {
     }
     let at = draw.below(numbers.len());
     let Some(number) = numbers.get_mut(at) else { return false };
-    // Shares and rates stay between 0 and 1, and tiny numbers tiny.
+    // Shares and rates stay between 0 and 1, and tiny numbers stay tiny.
     **number = json!(number.as_f64().unwrap_or(0.0) * (0.25 + 0.75 * draw.share()));
     true
 }
 
-/// Another decay of an optimizer, the first and last of its numbers included.
+/// Changes the decay of an optimizer, the first and last of its numbers included.
 fn decay(graph: &mut Json, draw: &mut Draw) -> bool {
     let share = draw.one([0.0, 0.5, 1e-6]);
     let mut changed = false;
@@ -400,7 +400,7 @@ fn other_function(graph: &mut Json, draw: &mut Draw) -> bool {
         .collect();
     let at = draw.below(known.len());
     let Some(node) = known.get_mut(at) else { return false };
-    // Arguments are the former operator's.
+    // Arguments are those of the former operator.
     if node["args"].as_array().is_none_or(|args| args.len() != 1) || node.get("kwargs").is_some() {
         return false;
     }

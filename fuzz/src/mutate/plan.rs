@@ -1,5 +1,5 @@
 //! Changes of a tightfit-plan/1 document: instructions, addresses, sizes, names. Invariant: most
-//! changes leave what the reader takes, so that the checker has to judge it.
+//! changes leave it acceptable to the reader, so that the checker has to judge it.
 
 use serde_json::{Value as Json, json};
 
@@ -21,7 +21,7 @@ pub fn hostile(plan: &mut Json, draw: &mut Draw) -> bool {
     }
 }
 
-/// One change that most plans stand: other places, more room, another order of what nobody orders.
+/// One change under which most plans stay valid: other places, more space, a later free.
 pub fn legal(plan: &mut Json, draw: &mut Draw) -> bool {
     match draw.below(4) {
         0 => move_buffer(plan, draw),
@@ -35,7 +35,7 @@ pub fn legal(plan: &mut Json, draw: &mut Draw) -> bool {
     }
 }
 
-/// Makes slab and budget larger; where the slab ended before.
+/// Makes slab and budget larger; returns where the slab ended before.
 fn grow(plan: &mut Json, room: u64) -> u64 {
     let size = |plan: &Json, field: &str| plan.get(field).and_then(Json::as_u64).unwrap_or(0);
     let end = size(plan, "slab_bytes");
@@ -46,7 +46,7 @@ fn grow(plan: &mut Json, room: u64) -> u64 {
     end
 }
 
-/// Gives a buffer a place of its own behind all others.
+/// Gives a buffer a place of its own after all others.
 fn move_buffer(plan: &mut Json, draw: &mut Draw) -> bool {
     let buffers = list(plan, "buffers");
     let at = draw.below(buffers.len());
@@ -61,7 +61,7 @@ fn move_buffer(plan: &mut Json, draw: &mut Draw) -> bool {
     true
 }
 
-/// Moves all buffers by as much.
+/// Moves all buffers by the same distance.
 fn shift(plan: &mut Json, draw: &mut Draw) -> bool {
     let by = 64 * (1 + draw.below(8)) as u64;
     grow(plan, by);
@@ -74,7 +74,7 @@ fn shift(plan: &mut Json, draw: &mut Draw) -> bool {
     true
 }
 
-/// Frees a buffer later, which is legal where nothing else lies there meanwhile.
+/// Frees a buffer later, which is legal if nothing else lies there meanwhile.
 fn late_free(plan: &mut Json, draw: &mut Draw) -> bool {
     let Some(all) = plan.get_mut("instructions").and_then(Json::as_array_mut) else {
         return false;
@@ -88,7 +88,7 @@ fn late_free(plan: &mut Json, draw: &mut Draw) -> bool {
     true
 }
 
-/// Order and number of instructions.
+/// Changes the order and number of instructions.
 fn instructions(plan: &mut Json, draw: &mut Draw) -> bool {
     let Some(all) = plan.get_mut("instructions").and_then(Json::as_array_mut) else {
         return false;
@@ -101,7 +101,7 @@ fn instructions(plan: &mut Json, draw: &mut Draw) -> bool {
         1 => all.insert(first, all[first].clone()),
         2 => all.insert(second, all[first].clone()),
         3 => all.swap(first, second),
-        // Neighbours often may change places.
+        // Neighbours can often change places.
         4 | 5 => all.swap(first, next),
         _ => {
             let moved = all.remove(first);
@@ -111,7 +111,7 @@ fn instructions(plan: &mut Json, draw: &mut Draw) -> bool {
     true
 }
 
-/// Size, address or tier of a buffer.
+/// Changes the size, address or tier of a buffer.
 fn buffer(plan: &mut Json, draw: &mut Draw) -> bool {
     let buffers = list(plan, "buffers");
     let (at, other) = (draw.below(buffers.len()), draw.below(buffers.len()));
@@ -135,7 +135,7 @@ fn buffer(plan: &mut Json, draw: &mut Draw) -> bool {
     true
 }
 
-/// A buffer that a call reads or writes, its workspace, or its part of the batch.
+/// Changes a buffer that a call reads or writes, its workspace, or its part of the batch.
 fn operand(plan: &mut Json, draw: &mut Draw) -> bool {
     let count = list(plan, "buffers").len();
     let all = list(plan, "instructions");
@@ -188,7 +188,7 @@ fn placeholder(plan: &mut Json, draw: &mut Draw) -> bool {
     true
 }
 
-/// Transfers, also where the plan has none.
+/// Changes or adds transfers.
 fn transfer(plan: &mut Json, draw: &mut Draw) -> bool {
     let count = list(plan, "buffers").len();
     let Some(all) = plan.get_mut("instructions").and_then(Json::as_array_mut) else {

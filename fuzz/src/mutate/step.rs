@@ -106,7 +106,7 @@ pub fn hostile(step: &mut Json, draw: &mut Draw) -> bool {
     true
 }
 
-/// Another data file: damaged, or no longer what the step was made with.
+/// Changes the data file: damages it, or makes it differ from what the step was made with.
 pub fn data(case: &mut Case, draw: &mut Draw) -> bool {
     let Some(name) = case.files.keys().find(|name| name.starts_with("data.")).cloned() else {
         return false;

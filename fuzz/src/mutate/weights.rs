@@ -1,5 +1,5 @@
-//! Changes of a safetensors file: its header as JSON, its length, its bytes. Invariant: where the
-//! header is changed, its stated size is that of the new one, so that the reader gets beyond it.
+//! Changes of a safetensors file: its header as JSON, its length, its bytes. Invariant: if the
+//! header is changed, its stated size is that of the new one, so that the reader gets past it.
 
 use serde_json::{Value as Json, json};
 
@@ -31,7 +31,7 @@ pub fn hostile(file: &mut Vec<u8>, draw: &mut Draw) -> bool {
     changed
 }
 
-/// Takes the checksums out: files of other programs have none, and get further.
+/// Takes the checksums out: files of other programs have none, and get past more checks.
 fn unseal(header: &mut Json) {
     if let Some(metadata) = header.get_mut("__metadata__").and_then(Json::as_object_mut) {
         metadata.retain(|key, _| !key.starts_with("sha256"));

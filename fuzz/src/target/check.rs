@@ -1,5 +1,5 @@
-//! A changed plan before the checker. Invariant: what the checker lets pass is executed, and must
-//! leave the bits of the step as captured; that is a judge that shares no code with it.
+//! A changed plan, given to the checker. Invariant: what the checker accepts is executed, and must
+//! give the bits of the step as captured; that is a judge that shares no code with it.
 
 use tightfit::check::Checked;
 use tightfit::graph::{Graph, read};
@@ -13,7 +13,7 @@ use crate::verdict::Verdict;
 
 const THREADS: u32 = 2;
 
-/// The profile that plans of this target are made and judged with.
+/// The profile with which plans of this target are made and judged.
 pub fn profile(graph: &Graph) -> Profile {
     Profile::new(graph, &Machine::unmeasured_cpu(THREADS))
 }

@@ -1,6 +1,6 @@
 //! An accepted step trains alike at 100 % and at `min`. Invariant: losses, evaluation and all that
-//! stays are compared bit for bit; a step that only one budget takes is as wrong as one that
-//! differs, and so is a smallest budget that is refused when it is asked for in bytes.
+//! stays are compared bit for bit; a step that only one budget accepts is as wrong as one that
+//! differs, and so is a smallest budget that is refused when it is requested in bytes.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -30,9 +30,9 @@ pub struct Trained {
     residents: BTreeMap<String, Vec<u8>>,
 }
 
-/// Trains the step of a folder at both budgets, or executes the bare graph that lies there. Where
-/// the folder names an original, nothing that is trained may differ from what that one trains;
-/// `originals` keeps what those are known to train.
+/// Trains the step of a folder at both budgets, or executes the bare graph that lies there. If the
+/// folder names an original, all trained numbers must equal the original's; `originals` caches what
+/// those train.
 pub fn judge(folder: &Path, originals: &mut BTreeMap<String, Trained>) -> Verdict {
     if !folder.join("step.json").exists() {
         return match read(&std::fs::read(folder.join("graph.json")).unwrap_or_default()) {
@@ -91,7 +91,7 @@ fn equal(whole: Trained, smallest: &Trained) -> Result<Trained, Verdict> {
     if whole.outputs != smallest.outputs {
         return wrong("outputs differ between the budgets".to_string());
     }
-    // Where training leaves too little, there is no evaluation.
+    // If training leaves too little memory, there is no evaluation.
     let both = whole.evaluation.zip(smallest.evaluation);
     if both.is_some_and(|(whole, smallest)| whole != smallest) {
         return wrong("evaluations differ between the budgets".to_string());
@@ -131,7 +131,7 @@ fn train(step: &Step, budget: Budget, threads: u32) -> Result<Trained, Verdict> 
     let planned = fit_step(step, &CallSeconds::new("", threads), &task)
         .map_err(|error| refused("planning", &error))?;
     if budget == Budget::Smallest {
-        // What is named as enough has to be enough when it is asked for.
+        // A budget that is named as enough has to be enough when it is requested.
         let named = FitTask { budget: Budget::Absolute(planned.training.budget), ..task };
         fit_step(step, &CallSeconds::new("", threads), &named)
             .map_err(|error| Verdict::Wrong(format!("min in bytes is refused: {error}")))?;

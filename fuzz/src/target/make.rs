@@ -1,5 +1,5 @@
 //! How the cases of each target are made: a seed, and a list of changes. Invariant: the changes of
-//! a case are drawn apart from each other, so each can be left out while the others stay.
+//! a case are drawn independently, so each can be left out while the others stay.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ use crate::random;
 use crate::target::planted::FAULTS;
 use crate::target::{EFFORT, Target, check};
 
-/// The tiny steps that most cases begin from.
+/// The tiny steps that most cases start from.
 const TINY: [&str; 4] = ["perceptron", "mixture", "transformer", "dropout"];
 /// Steps of the corpus that are small enough.
 const SMALL: [&str; 3] = ["mlp-digits", "gpt-nano", "gpt-nano-dropout"];
@@ -31,19 +31,19 @@ const STATISTICS: [&str; 2] = ["module_info_llama_tiny_4l.json", "module_info_to
 /// The step whose weights are read.
 pub const WEIGHTS_OF: &str = "perceptron";
 
-/// The file that names the step whose numbers a case has to keep, where all its changes are such
-/// that it must.
+/// The file that names the step whose numbers a case must reproduce, present if all its changes are
+/// neutral.
 pub const ORIGINAL: &str = "original";
 
 /// A case, and how it came to be.
 pub struct Made {
     /// Its files.
     pub case: Case,
-    /// How many changes it is made of.
+    /// Number of its changes.
     pub changes: usize,
 }
 
-/// Which changes of a case are made; all of them where nothing is said.
+/// Which changes of a case are made; all of them if `None`.
 pub type Kept<'a> = Option<&'a [usize]>;
 
 fn root() -> &'static Path {
@@ -111,7 +111,7 @@ struct Parts<'a> {
 }
 
 impl Parts<'_> {
-    /// Makes up to `most` changes, each with a draw of its own; how many there are.
+    /// Makes up to `most` changes, each with a draw of its own; returns their number.
     fn change(&self, draw: &mut Draw, most: usize, mut change: impl FnMut(&mut Draw)) -> usize {
         let count = 1 + draw.below(most);
         for part in (0..count).filter(|part| self.keeps(*part)) {
@@ -125,7 +125,7 @@ impl Parts<'_> {
     }
 }
 
-/// A case of one document, packed or damaged by chance.
+/// A case of one document, randomly packed or damaged.
 fn one(name: &str, document: &Json, changes: usize, draw: &mut Draw) -> Made {
     let bytes = bytes::as_file(document.to_string().into_bytes(), draw);
     Made { case: Case::of([(name, bytes)]), changes }
@@ -185,7 +185,7 @@ fn step_case(draw: &mut Draw, parts: &Parts<'_>) -> anyhow::Result<Made> {
     Ok(Made { case, changes })
 }
 
-/// Takes any data, not only the file that the step was made with.
+/// Accepts any data, not only the file that the step was made with.
 fn unpin(document: &mut Json) {
     if let Some(data) = document.get_mut("data").and_then(Json::as_object_mut) {
         data.remove("sha256");
@@ -223,7 +223,7 @@ fn plan_case(target: Target, draw: &mut Draw, parts: &Parts<'_>) -> anyhow::Resu
     Ok(Made { case: Case::of([("graph.json", graph), ("plan.json", text)]), changes })
 }
 
-/// What the changes of a case that is trained have in common.
+/// What the changes of a trained case have in common.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Manner {
     /// No number may change.
@@ -278,7 +278,7 @@ fn change_graph(document: &mut Json, manner: Manner, draw: &mut Draw) {
     };
 }
 
-/// Puts the data beside the step, where they lie elsewhere.
+/// Puts the data next to the step if they lie elsewhere.
 fn bring_data(case: &mut Case, document: &mut Json, folder: &Path) -> anyhow::Result<()> {
     let file = document["data"]["file"].as_str().unwrap_or_default().to_string();
     if !case.files.contains_key(&file) {
@@ -303,7 +303,7 @@ pub fn session() -> anyhow::Result<Session> {
     Ok(Session::new(&step, training, None, planned.training.slab(), 1, 1)?)
 }
 
-/// The weights of that step as it begins.
+/// The initial weights of that step.
 fn weights_file() -> anyhow::Result<&'static [u8]> {
     static FILE: OnceLock<Vec<u8>> = OnceLock::new();
     if let Some(file) = FILE.get() {

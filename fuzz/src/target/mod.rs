@@ -1,4 +1,4 @@
-//! What is tried: a part of the program, with how its cases are made and judged. Invariant: a
+//! The targets: parts of the program, with how their cases are made and judged. Invariant: a
 //! verdict depends on the files of the case alone.
 
 pub mod check;
@@ -19,17 +19,17 @@ use tightfit_engine::Session;
 use crate::target::execute::Trained;
 use crate::verdict::Verdict;
 
-/// Search for plans ends after so much work, so that a case takes milliseconds.
+/// Bound on the search for plans, so that a case takes milliseconds.
 pub const EFFORT: Effort<'static> = Effort::work(1, 600);
-/// Bytes of all storages of a graph that is executed.
+/// Most bytes of all storages of a graph that is executed.
 pub const MOST_BYTES: u128 = 256 << 20;
-/// Elements that its nodes read and write.
+/// Most elements that its nodes read and write.
 pub const MOST_OPERATIONS: u128 = 1 << 26;
 
 /// A part of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// The reader of graphs and the analyses behind it.
+    /// The reader of graphs and the analyses that follow it.
     Graph,
     /// The reader of steps and their data.
     Step,
@@ -43,7 +43,7 @@ pub enum Target {
     Check,
     /// Training at 100 % and at `min`.
     Execute,
-    /// No part of the program but faults on purpose, by which the campaign is tested.
+    /// No part of the program, but deliberate faults by which the campaign is tested.
     Planted,
 }
 
@@ -60,7 +60,7 @@ impl Target {
         (Target::Planted, "planted"),
     ];
 
-    /// The name that it is asked for by.
+    /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Target::Graph => "graph",
@@ -96,7 +96,7 @@ pub fn refused(part: &str, error: &dyn Display) -> Verdict {
     Verdict::Refused(part.to_string())
 }
 
-/// Judges cases, one after another, and keeps what is dear to make.
+/// Judges cases, one after another, and caches what is expensive to make.
 #[derive(Default)]
 pub struct Judge {
     session: Option<Session>,
@@ -104,7 +104,7 @@ pub struct Judge {
 }
 
 impl Judge {
-    /// What comes of the files of a folder.
+    /// The verdict on the files of a folder.
     pub fn judge(&mut self, target: Target, folder: &Path) -> Verdict {
         let bytes = |name: &str| std::fs::read(folder.join(name)).unwrap_or_default();
         match target {

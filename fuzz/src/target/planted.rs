@@ -1,4 +1,4 @@
-//! Faults on purpose. Invariant: each kind of finding is here, so that a test can see a campaign
+//! Deliberate faults. Invariant: each kind of finding is here, so that a test can see a campaign
 //! report it.
 
 use crate::verdict::Verdict;

@@ -1,5 +1,5 @@
-//! A bare graph, executed as a schedule says. Invariant: what it is filled with depends on names
-//! and steps alone, never on addresses, so two schedules of one graph must leave the same bits.
+//! A bare graph, executed by a schedule. Invariant: its initial content depends on names and steps
+//! alone, never on addresses, so two schedules of one graph must give the same bits.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ const STEPS: u32 = 2;
 /// Bytes of every element of all outputs and of all that stays, after each step.
 pub type Left = Vec<Vec<u8>>;
 
-/// What keeps a graph from being executed within the limits of a case.
+/// Why a graph cannot be executed within the limits of a case, if so.
 pub fn too_large(graph: &Graph) -> Option<Verdict> {
     let bytes: u128 = graph.storages().values().map(|bytes| u128::from(bytes.0)).sum();
     let operations: u128 = graph
@@ -57,7 +57,7 @@ pub fn judge(graph: &Graph) -> Verdict {
     same(&first, &execute(graph, &two, &smallest, 2, 0x00))
 }
 
-/// Both ways have to end alike: refused by the same part, or with the same bits.
+/// Both executions have to end alike: refused by the same part, or with the same bits.
 pub fn same(first: &Result<Left, Verdict>, second: &Result<Left, Verdict>) -> Verdict {
     match (first, second) {
         (Ok(first), Ok(second)) if first == second => Verdict::Executed,
@@ -71,7 +71,7 @@ pub fn same(first: &Result<Left, Verdict>, second: &Result<Left, Verdict>) -> Ve
 }
 
 /// Runs some steps of a schedule in a slab of `filler` and gathers what they leave; nothing may
-/// depend on what lay in the slab before.
+/// depend on the slab's previous content.
 pub fn execute(
     graph: &Graph,
     profile: &Profile,
@@ -108,7 +108,7 @@ pub fn execute(
     Ok(left)
 }
 
-/// The bytes of a value's elements; what lies between them is nobody's.
+/// The bytes of a value's elements; bytes between them belong to no value.
 fn elements(graph: &Graph, value: ValueId, address: u64, slab: &Slab) -> Vec<u8> {
     let tensor = &graph.values()[value].tensor;
     let (strides, size) = (tensor.strides_or_contiguous(), tensor.dtype.size());
@@ -124,7 +124,7 @@ fn elements(graph: &Graph, value: ValueId, address: u64, slab: &Slab) -> Vec<u8>
     bytes
 }
 
-/// Fills what a step begins from: the batch in every step, the rest in the first.
+/// Fills what a step starts from: the batch in every step, the rest in the first.
 fn begin(graph: &Graph, schedule: &Schedule, step: u32, slab: &mut Slab) {
     for &(id, buffer) in &schedule.placeholders {
         let node = &graph.nodes()[id];

@@ -1,5 +1,5 @@
-//! The readers: what they take obeys the laws of its format, what they refuse they refuse in words.
-//! Invariant: nothing is executed here.
+//! The readers: what they accept obeys the laws of its format, and what they refuse they refuse
+//! with a message. Invariant: nothing is executed here.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ fn wrong(what: &str) -> Verdict {
     Verdict::Wrong(what.to_string())
 }
 
-/// A graph: what was read is written so that it reads the same, and no analysis stumbles over it.
+/// A graph: written again it reads the same, and no analysis fails on it.
 pub fn graph(bytes: &[u8]) -> Verdict {
     let graph = match read(bytes) {
         Ok(graph) => graph,
@@ -27,7 +27,7 @@ pub fn graph(bytes: &[u8]) -> Verdict {
     for packed in [false, true] {
         match read(&write_file(&graph, packed)) {
             Ok(again) if again == graph => {}
-            // No number is equal to one that is not a number.
+            // NaN is not equal to itself.
             Ok(again) if write(&again) == write(&graph) => {}
             Ok(_) => return wrong("a graph that was written reads as another"),
             Err(error) => return Verdict::Wrong(format!("a written graph is refused: {error}")),
@@ -91,7 +91,7 @@ pub fn modules(bytes: &[u8]) -> Verdict {
         Ok(_) => return wrong("statistics that were written read as others"),
         Err(error) => return Verdict::Wrong(format!("written statistics are refused: {error}")),
     }
-    // Sums over modules must not stumble either.
+    // Sums over modules must not fail either.
     let _ = (info.baseline_peak(), info.baseline_seconds(), info.ancestor_matrix().len());
     Verdict::Accepted
 }

@@ -1,5 +1,5 @@
-//! A browser for the tests of pages. Invariant: without one the run goes on, since those tests say
-//! that they are skipped.
+//! A browser for the tests of pages. Invariant: without one the run goes on, since those tests
+//! report that they are skipped.
 
 use std::path::PathBuf;
 
@@ -11,10 +11,10 @@ use super::Run;
 
 /// Names that Chromium goes by; the tests look for the same.
 const NAMES: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "chrome"];
-/// Debian's package of it.
+/// Debian's package of Chromium.
 pub const PACKAGE: &str = "chromium";
 
-/// Where it is.
+/// The path of the browser.
 pub fn found() -> Option<PathBuf> {
     NAMES.into_iter().find_map(find)
 }

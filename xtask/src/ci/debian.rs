@@ -1,6 +1,6 @@
-//! Programs of the system that steps of the run need. Invariant: what is there is taken; something
-//! is installed only where that is asked for and this runs as root beside apt-get; and a step that
-//! goes without it says what it left out.
+//! Programs of the system that steps of the run need. Invariant: what is there is used; something
+//! is installed only if that is requested, and this runs as root on a system with apt-get; and a
+//! step that goes without it says what it left out.
 
 use std::process::Command;
 
@@ -9,7 +9,7 @@ use anyhow::Result;
 use crate::command::{Log, find};
 use crate::workspace::Workspace;
 
-/// Whoever sets it asks for packages to be installed.
+/// Setting this variable requests that packages be installed.
 pub const ASKED: &str = "TIGHTFIT_INSTALL";
 
 /// Whether packages are to be installed, and can be.

@@ -1,5 +1,5 @@
 //! What a change must pass, step by step. Invariant: the first step that fails ends the run with an
-//! error that names it; what the commands print goes where this program's own output goes.
+//! error that names it; the output of commands goes where this program's own output goes.
 //!
 //! Two tiers, told apart by the variable `TIGHTFIT_TESTS` in the environment of the tests: the
 //! quick one has at least one case of every promise, the full one has everything. The full one is
@@ -26,7 +26,7 @@ use crate::workspace::Workspace;
 use preparation::Preparation;
 use timings::Timings;
 
-/// What everything is built with, so that each crate is compiled once.
+/// The profile that everything is built with, so that each crate is compiled once.
 const PROFILE: &str = "--profile=ci";
 
 /// How much the tests try; `crates/testing` and `python/tests/conftest.py` read the same variable.
@@ -53,7 +53,7 @@ struct Run {
 }
 
 impl Run {
-    /// One in the usual environment, while what the chosen steps need is prepared.
+    /// A run in the usual environment, while what the chosen steps need is prepared.
     fn begin(workspace: Workspace, tier: Tier, is_chosen: impl Fn(&str) -> bool) -> Run {
         let environment = Environment::of_tests(&workspace);
         let timings = Timings::none(&workspace);
@@ -68,13 +68,13 @@ impl Run {
         log: &mut Log,
     ) -> Result<()> {
         let result = steps.try_for_each(|(name, step)| log.step(name, |log| step(&mut self, log)));
-        // Where a step failed before it was needed; nothing is left that goes on by itself.
+        // If a step failed before it was needed; no work is left running.
         let prepared = self.preparation.finish(log);
         self.timings.show_slowest(log);
         result.and(prepared)
     }
 
-    /// Runs a command of tests, and remembers what each took.
+    /// Runs a command of tests, and records how long each took.
     fn tests(&mut self, command: Command, log: &mut Log) -> Result<()> {
         let ended = log.run(command);
         self.timings.collect(&self.workspace);
@@ -96,7 +96,7 @@ const STEPS: [(&str, Step); 8] = [
     ("python", python::python),
 ];
 
-/// Those of Python alone.
+/// The steps of Python alone.
 const OF_PYTHON: [(&str, Step); 3] = [
     ("environment", python::environment),
     ("program", python::program),
@@ -125,7 +125,7 @@ pub fn ci(workspace: Workspace, arguments: &[String]) -> Result<()> {
     result
 }
 
-/// What a run is asked for.
+/// What a run is asked to do.
 enum Asked<'a> {
     Slice(usize),
     /// The Python tests in this environment.
@@ -157,8 +157,8 @@ impl Asked<'_> {
     }
 }
 
-/// Waits until no other run uses the target folder, as reports and the environment of Python are
-/// the same; until the file is dropped, others wait.
+/// Waits until no other run uses the target folder, since reports and the Python environment are
+/// shared; until the file is dropped, others wait.
 fn alone(workspace: &Workspace, log: &mut Log) -> Result<File> {
     let path = workspace.target.join("ci.lock");
     let file = File::create(&path).with_context(|| path.display().to_string())?;
@@ -168,7 +168,7 @@ fn alone(workspace: &Workspace, log: &mut Log) -> Result<File> {
             log.say(&format!("waiting for another run in {}", workspace.target.display()));
             file.lock().with_context(|| path.display().to_string())?;
         }
-        // Some file systems of clusters have no locks.
+        // Some cluster file systems have no locks.
         Err(TryLockError::Error(error)) => {
             log.say(&format!("{} cannot be locked: {error}", path.display()));
         }

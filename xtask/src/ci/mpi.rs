@@ -8,13 +8,13 @@ use crate::command::{Log, find};
 use super::rust::{Names, tests};
 use super::{PROFILE, Run, Tier};
 
-/// Open MPI, what reading its headers takes, and the client without which Debian's `mpirun` begins
-/// nothing, be it on this computer alone.
+/// Open MPI, what reading its headers takes, and the ssh client without which Debian's `mpirun`
+/// starts nothing, not even on this computer alone.
 pub const PACKAGES: [&str; 6] =
     ["libopenmpi-dev", "openmpi-bin", "openssh-client", "libclang-dev", "clang", "pkg-config"];
-/// The programs that these bring.
+/// The programs in these packages.
 const PROGRAMS: [&str; 4] = ["mpicc", "mpirun", "ssh", "clang"];
-/// What is tested with it.
+/// The packages tested with it.
 pub const TESTED: [&str; 6] = [
     "--package",
     "tightfit-engine",
@@ -24,7 +24,7 @@ pub const TESTED: [&str; 6] = [
     "tightfit-engine/mpi,tightfit-cli/mpi",
 ];
 
-/// All programs are there.
+/// Whether all programs are there.
 pub fn is_there() -> bool {
     PROGRAMS.into_iter().all(|name| find(name).is_some())
 }
@@ -39,7 +39,8 @@ pub fn mpi(run: &mut Run, log: &mut Log) -> Result<()> {
         ));
         return Ok(());
     }
-    // Both at once: each alone would have features of its own, and the engine be compiled twice.
+    // Both at once: each alone would have features of its own, and the engine would be compiled
+    // twice.
     if run.tier == Tier::Full {
         let lints = [&["clippy", PROFILE], &TESTED[..], &["--all-targets", "--", "-D", "warnings"]];
         log.run(run.workspace.cargo(&lints.concat()))?;

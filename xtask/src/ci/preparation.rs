@@ -16,15 +16,15 @@ use super::{browser, mpi};
 /// Where its output goes, in the target folder.
 const FILE: &str = "prepare.log";
 
-/// Work that goes on.
+/// Work in progress.
 pub struct Preparation {
     thread: Option<JoinHandle<(Log, Result<()>)>>,
-    /// What came of it, until somebody who cannot go on without it asks.
+    /// The result, until a step that depends on it asks.
     result: Result<()>,
 }
 
 impl Preparation {
-    /// Begins what the chosen steps need.
+    /// Starts preparing what the chosen steps need.
     pub fn begin(
         workspace: &Workspace,
         environment: &Environment,
@@ -43,7 +43,7 @@ impl Preparation {
         Preparation { thread, result: Ok(()) }
     }
 
-    /// Nothing that goes on.
+    /// No work.
     pub fn none() -> Preparation {
         Preparation { thread: None, result: Ok(()) }
     }
@@ -80,7 +80,7 @@ fn prepare(
     if browser && browser::found().is_none() {
         packages.push(browser::PACKAGE);
     }
-    // Without them the run goes on, and the steps that would need them say so.
+    // Without the packages the run goes on, and the steps that would need them say so.
     if installs()
         && !packages.is_empty()
         && let Err(error) = install(workspace, log, &packages)

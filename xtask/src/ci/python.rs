@@ -9,15 +9,15 @@ use crate::command::Log;
 
 use super::{PROFILE, Run, timings};
 
-/// Most workers that share the tests: each takes some 2 GiB, and a third of its time it waits.
+/// Most workers that share the tests: each takes about 2 GiB, and waits a third of its time.
 const WORKERS: usize = 4;
 
-/// Makes the environment where nothing else has to be done meanwhile.
+/// Makes the environment if nothing else has to be done meanwhile.
 pub fn environment(run: &mut Run, log: &mut Log) -> Result<()> {
     run.environment.make(&run.workspace, log)
 }
 
-/// Builds the program where no tests in Rust left it.
+/// Builds the program, for runs in which no tests in Rust have built it.
 pub fn program(run: &mut Run, log: &mut Log) -> Result<()> {
     log.run(run.workspace.cargo(&["build", PROFILE, "--package", "tightfit-cli"]))
 }
@@ -53,7 +53,7 @@ pub fn tests(run: &Run, files: &[&str]) -> Command {
     pytest.arg(format!("--junitxml={}", timings::python(workspace).display()));
     pytest.args(files);
     pytest.env("TIGHTFIT_BIN", environment.program("tightfit"));
-    // As the tests in Rust left it, or `program`.
+    // Built by the tests in Rust, or by `program`.
     pytest.env("TIGHTFIT_BINARY", workspace.target.join("ci").join("tightfit"));
     let (name, value) = tier.variable();
     pytest.env(name, value);

@@ -23,7 +23,7 @@ pub fn clippy(run: &mut Run, log: &mut Log) -> Result<()> {
     log.run(run.workspace.cargo(&arguments))
 }
 
-/// Documentation that links to nothing, or to what nobody sees, is a warning.
+/// Documentation that links to nothing, or to something private, is a warning.
 pub fn doc(run: &mut Run, log: &mut Log) -> Result<()> {
     let mut command = run.workspace.cargo(&["doc", PROFILE, "--workspace", "--no-deps"]);
     command.env("RUSTDOCFLAGS", "-D warnings");
@@ -62,12 +62,12 @@ impl Names {
     }
 }
 
-/// Runs the tests of `packages`, which are options of cargo, that are called so: with
-/// cargo-nextest, which measures each, where it is installed.
+/// Runs the tests with these names of `packages`, which are options of cargo: with cargo-nextest,
+/// which times each, if it is installed.
 pub fn tests(workspace: &Workspace, tier: Tier, packages: &[&str], names: Names) -> Command {
     let mut command;
     if has_nextest() {
-        // In `.config/nextest.toml`, its profile `ci` says what it writes.
+        // Its profile `ci` in `.config/nextest.toml` says what it writes.
         command = workspace.cargo(&["nextest", "run", "--cargo-profile=ci", "--profile=ci"]);
         command.args(packages).args((tier == Tier::Full).then_some("--run-ignored=all"));
         command.arg("--").args(names.words());

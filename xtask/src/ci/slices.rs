@@ -1,5 +1,5 @@
 //! The full tier in slices, so that each landing runs one and several in a row run all. Invariant:
-//! every test is in exactly one slice; the tests of this file look.
+//! every test is in exactly one slice; the tests of this file check that.
 
 use std::iter;
 use std::time::SystemTime;
@@ -15,7 +15,7 @@ use super::{PROFILE, Run, Tier, mpi, python, rust};
 /// Tests that run together.
 #[derive(Clone, Copy, Debug)]
 enum Part {
-    /// Those of a package that are called so.
+    /// Those of a package that have these names.
     Rust(&'static str, Names),
     /// Those in documentation.
     Documented,
@@ -79,8 +79,8 @@ fn named_in_python() -> impl Iterator<Item = &'static str> {
     files.flatten()
 }
 
-/// The number of the slice that is meant, from 1: `next` is another one with each commit, or, where
-/// the commits are not all known, with each day.
+/// The number of the requested slice, from 1: `next` changes with each commit, or, if the history
+/// is not complete, with each day.
 pub fn number(workspace: &Workspace, which: &str) -> Result<usize> {
     let all = SLICES.len();
     if which == "next" {
@@ -105,7 +105,7 @@ fn days() -> u64 {
     now.map_or(0, |now| now.as_secs() / DAY)
 }
 
-/// What git says, where it knows the folder.
+/// The output of git; `None` if it fails, such as outside a repository.
 fn git(workspace: &Workspace, arguments: &[&str]) -> Option<String> {
     let output = workspace.command("git").args(arguments).output().ok()?;
     let said = String::from_utf8_lossy(&output.stdout).trim().to_string();

@@ -1,12 +1,12 @@
-//! What each test took, from the reports that both halves write. Invariant: a report that cannot be
-//! read is no failure of the tests; it lists nothing.
+//! How long each test took, from the reports that both halves write. Invariant: a report that
+//! cannot be read is no failure of the tests; it lists nothing.
 
 use std::path::PathBuf;
 
 use crate::command::Log;
 use crate::workspace::Workspace;
 
-/// How many of the slowest are printed.
+/// How many of the slowest tests are printed.
 const SHOWN: usize = 10;
 
 /// A test, as a report has it.
@@ -19,7 +19,8 @@ pub struct Test {
     pub failed: bool,
 }
 
-/// The report of the tests in Rust. Only cargo-nextest writes it, there whatever the target folder.
+/// The report of the tests in Rust. Only cargo-nextest writes it, always there, whatever the target
+/// folder.
 pub fn rust(workspace: &Workspace) -> PathBuf {
     workspace.root.join("target/nextest/ci/junit.xml")
 }

@@ -9,7 +9,7 @@ use super::modules::{ModuleIndex, Modules};
 use super::source::line_of;
 use super::tree::{Finding, Tree};
 
-/// For each file what it uses: the file that defines it, with the line and the path there.
+/// For each file, the files that define what it uses, each with the line and the path used there.
 type Edges = BTreeMap<ModuleIndex, BTreeMap<ModuleIndex, (usize, String)>>;
 
 pub fn check(tree: &Tree) -> Vec<Finding> {
@@ -18,8 +18,8 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
     crates.iter().flat_map(|folder| circles(&Modules::of(tree, folder))).collect()
 }
 
-/// Circles that together contain every file of the crate that is in one, each a shortest of some
-/// file.
+/// Circles that together contain every file of the crate that is in one; each is a shortest circle
+/// through one of its files.
 fn circles(modules: &Modules<'_>) -> Vec<Finding> {
     let edges = edges(modules);
     let mut findings = Vec::new();

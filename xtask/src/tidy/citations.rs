@@ -1,10 +1,10 @@
-//! What a text cites exists. Invariant: only what looks like a path of this repository is held to
-//! that, so that a text may speak of other people's files.
+//! What a text cites exists. Invariant: only what looks like a path of this repository is checked,
+//! so that a text may speak of other people's files.
 //!
 //! Cited are the words in backticks of the Markdown files (outside fenced blocks) and of Rust
 //! comments that start with one of the repository's folders; in Markdown also `….rs`, `….md` and
 //! `…/….py`, whose first folders may be left out; in Rust comments also `doc/theory/…` without
-//! backticks. What follows a `*`, `<` or `…` is not looked at.
+//! backticks. What follows a `*`, `<` or `…` is not checked.
 
 use super::source::split;
 use super::tree::{File, Finding, Tree};
@@ -44,7 +44,7 @@ fn is_document(file: &File) -> bool {
     in_root || file.path.starts_with("doc/") && file.path.ends_with(".md")
 }
 
-/// The text with its fenced blocks blank.
+/// The text with its fenced blocks blanked.
 pub fn outside_fences(text: &str) -> String {
     let mut fenced = false;
     let mut kept = String::with_capacity(text.len());
@@ -59,7 +59,7 @@ pub fn outside_fences(text: &str) -> String {
     kept
 }
 
-/// The words in backticks that are `wrong`, with their lines.
+/// The words in backticks for which `wrong` holds, with their lines.
 fn in_backticks(text: &str, wrong: impl Fn(&str) -> bool) -> Vec<(usize, String)> {
     let wrong = words(text).filter(|(_, word)| wrong(word));
     wrong.map(|(line, word)| (line, word.to_string())).collect()
@@ -100,13 +100,13 @@ fn theory(text: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// Exists, or is no path of this repository.
+/// Whether the path exists, or is not one of this repository.
 fn exists(tree: &Tree, path: &str) -> bool {
     let ours = FOLDERS.iter().any(|folder| path.starts_with(folder));
     !ours || tree.has(known_part(path))
 }
 
-/// Up to the folder of the first part that stands for anything.
+/// The path up to the folder of the first part with a placeholder.
 fn known_part(path: &str) -> &str {
     match path.find(['*', '<', '…']) {
         Some(at) => path[..at].rsplit_once('/').map_or("", |(folder, _)| folder),
@@ -114,7 +114,7 @@ fn known_part(path: &str) -> &str {
     }
 }
 
-/// Ends the path of some file, or is no name of one.
+/// Whether some file's path ends with it, or it is not a file's name.
 fn ends_a_path(tree: &Tree, path: &str) -> bool {
     let kind = path.rsplit_once('.').map_or("", |(_, kind)| kind);
     let named = (kind == "rs" || kind == "md" || kind == "py" && path.contains('/'))

@@ -2,9 +2,10 @@
 //! on that page, by the end of its path, and each such name means one file only.
 //!
 //! Named is what stands in backticks outside of fenced blocks. `node.rs` or `graph/node.rs` means
-//! the file whose path ends so; where several do, the one below the folder that was named last. A
-//! pattern, such as `kernels/*.rs`, means all files that it fits. A folder means its own `mod.rs`,
-//! and a crate its `lib.rs` or `main.rs`; what else lies there has to be named by itself.
+//! the file whose path ends so; if several do, the one below the folder that was named last. A
+//! pattern, such as `kernels/*.rs`, means all files that it matches. A folder means its own
+//! `mod.rs`, and a crate its `lib.rs` or `main.rs`; what else lies there has to be named
+//! separately.
 
 use std::collections::BTreeSet;
 
@@ -35,7 +36,7 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
         if meant.len() > 1 && !word.contains('*') {
             let below: Vec<&str> =
                 meant.iter().copied().filter(|path| path.starts_with(&folder)).collect();
-            // A file that lies there directly is meant before those further down.
+            // A file directly in the folder takes precedence over those further down.
             let direct = below.iter().copied().find(|path| path[folder.len()..] == *word);
             meant = if below.is_empty() { meant } else { direct.map_or(below, |path| vec![path]) };
             if meant.len() > 1 {
@@ -57,7 +58,7 @@ fn path(file: &File) -> &str {
     &file.path
 }
 
-/// A source file of a crate that is no test of one.
+/// Whether a file is a source file of a crate, other than a test.
 fn is_source(file: &File) -> bool {
     let inside = match file.path.strip_prefix("crates/") {
         Some(path) => path.split_once('/').map(|(_, path)| path),
@@ -68,7 +69,7 @@ fn is_source(file: &File) -> bool {
     })
 }
 
-/// The file of the module, or of the crate, that a folder is.
+/// The files of the module, or of the crate, that a folder stands for.
 fn own_files<'a>(sources: &[&'a str], folder: &str) -> impl Iterator<Item = &'a str> {
     const OWN: [&str; 5] = ["mod.rs", "lib.rs", "main.rs", "src/lib.rs", "src/main.rs"];
     sources
@@ -77,7 +78,7 @@ fn own_files<'a>(sources: &[&'a str], folder: &str) -> impl Iterator<Item = &'a 
         .filter(move |path| path.strip_prefix(folder).is_some_and(|inside| OWN.contains(&inside)))
 }
 
-/// Whether a path ends as a word says, part by part; a `*` stands for anything within a part.
+/// Whether a path ends with a word, part by part; a `*` stands for anything within a part.
 fn ends_as(path: &str, word: &str) -> bool {
     let (mut path, word) = (path.rsplit('/'), word.rsplit('/'));
     word.into_iter().all(|pattern| path.next().is_some_and(|part| fits(part, pattern)))
@@ -108,7 +109,7 @@ mod tests {
         "xtask/src/main.rs",
     ];
 
-    /// Everything that the page lacks.
+    /// Everything that is wrong with the page.
     fn found(page: &str) -> Vec<String> {
         let mut files = vec![(PAGE, page)];
         files.extend(FILES.map(|path| (path, "")));
@@ -135,7 +136,7 @@ mod tests {
             found(&WHOLE.replace("`id.rs`", "ids").replace("`xtask`", "xtask")),
             [missing("crates/a/src/plan/search/id.rs"), missing("xtask/src/main.rs")]
         );
-        // A folder is no name for what lies in it, and a fenced block names nothing.
+        // A folder does not name the files in it, and a fenced block names nothing.
         assert_eq!(
             found(&WHOLE.replace("`graph/id.rs`: x", "\n```\n`graph/id.rs`\n```")),
             [missing("crates/a/src/graph/id.rs")]

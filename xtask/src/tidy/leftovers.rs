@@ -1,6 +1,6 @@
 //! What a change must not leave behind: unfinished code, debugging prints, tests that do not run,
-//! and panics in the libraries. Invariant: only code counts; comments and literals may say what
-//! they like.
+//! and panics in the libraries. Invariant: only code counts; comments and literals may say
+//! anything.
 
 use super::source::{is_word, line_of, split, without_tests};
 use super::tree::{File, Finding, Tree};
@@ -47,13 +47,14 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// The crates that others build upon, without their tests and benches: all but the command line.
+/// Whether a file is in one of the crates that others build upon, without their tests and benches:
+/// all but the command line.
 fn is_library(file: &File) -> bool {
     let source = file.path.strip_prefix("crates/").and_then(|path| path.split_once('/'));
     source.is_some_and(|(name, path)| name != "cli" && path.starts_with("src/"))
 }
 
-/// Where `word` stands in `code` and is not the end or the start of a longer one.
+/// Where `word` stands in `code` and is not part of a longer one.
 fn whole_words<'a>(code: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
     code.match_indices(word).map(|(at, _)| at).filter(move |&at| {
         let starts = !code[..at].ends_with(is_word) || !word.starts_with(is_word);

@@ -56,7 +56,7 @@ fn links(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// What anchors call the headings of a file: words in lower case, joined by hyphens.
+/// The anchors of a file's headings: words in lower case, joined by hyphens.
 fn headings(text: &str) -> impl Iterator<Item = String> {
     let text = outside_fences(text);
     let slugs = text.lines().filter(|line| line.starts_with('#')).map(|line| {

@@ -1,5 +1,5 @@
-//! The rules of the house that no compiler checks. Invariant: each rule is a function from the
-//! files to what is wrong with them, and has a test in which it finds something.
+//! The project's rules that no compiler checks. Invariant: each rule is a function from the files
+//! to what is wrong with them, and has a test in which it finds something.
 
 mod circles;
 mod citations;
@@ -36,7 +36,7 @@ const RULES: [Rule; 9] = [
     links::check,
 ];
 
-/// Holds all files that git tracks, or would track, to all rules.
+/// Checks all files that git tracks, or would track, against all rules.
 pub fn tidy(workspace: &Workspace) -> Result<()> {
     if !workspace.root.join(".git").exists() || find("git").is_none() {
         say("NO GIT: the rules of the house are not checked; they need git, and a clone");

@@ -1,5 +1,5 @@
 //! The modules of one crate, and which file a path leads to. Invariant: a path leads to the file
-//! that defines what it names, through however many re-exports; test modules are left out.
+//! that defines what it names, through any number of re-exports; test modules are left out.
 
 use std::collections::BTreeMap;
 
@@ -23,11 +23,11 @@ pub struct Module<'a> {
     /// Its code without tests.
     pub code: String,
     pub uses: Vec<Use>,
-    /// Its path from the root of the crate; nothing for the root.
+    /// Its path from the root of the crate; empty for the root.
     pub path: Vec<String>,
 }
 
-/// More re-exports than any path goes through; those beyond are re-exports of each other.
+/// More re-exports than any path goes through; a longer chain is a cycle of re-exports.
 const MOST_REEXPORTS: usize = 16;
 
 impl<'a> Modules<'a> {
@@ -54,7 +54,7 @@ impl<'a> Modules<'a> {
         &self.modules[index.0]
     }
 
-    /// One of the two lies within the other, or they are the same.
+    /// Whether one of the two lies within the other, or they are the same.
     pub fn are_related(&self, a: ModuleIndex, b: ModuleIndex) -> bool {
         let (a, b) = (&self.get(a).path, &self.get(b).path);
         a.starts_with(b) || b.starts_with(a)
@@ -62,7 +62,7 @@ impl<'a> Modules<'a> {
 
     /// What a module uses of this crate, with the file that defines it: by the names that it
     /// imports, and by paths in its code. Its re-exports do not count, and neither do modules that
-    /// it imports by name: what it then uses of them does.
+    /// it imports by name; items used through such a module do.
     pub fn used_by(&self, user: ModuleIndex) -> Vec<(Mention, ModuleIndex)> {
         let module = self.get(user);
         let imports = module.uses.iter().filter(|import| !import.is_reexport);
@@ -121,8 +121,8 @@ impl<'a> Modules<'a> {
         Some(here)
     }
 
-    /// The path from the root of what stands as `path` at a position of a module; nothing where
-    /// that leads out of the crate.
+    /// The path from the root that `path`, at a position of a module, stands for; `None` if that
+    /// leads out of the crate.
     pub fn rooted(&self, from: ModuleIndex, path: &[String], at: usize) -> Option<Vec<String>> {
         self.rooted_within(from, path, at, MOST_REEXPORTS)
     }
@@ -165,7 +165,7 @@ impl<'a> Modules<'a> {
     }
 }
 
-/// The path of the module in a file, given below `src`; nothing for tests and other programs.
+/// The path of a file's module, given below `src`; `None` for tests and other programs.
 fn module_path(file: &str) -> Option<Vec<String>> {
     let mut path: Vec<String> = file.strip_suffix(".rs")?.split('/').map(str::to_string).collect();
     if path.iter().any(|part| part == "tests") || path.len() > 1 && path[0] == "bin" {
@@ -178,7 +178,7 @@ fn module_path(file: &str) -> Option<Vec<String>> {
     Some(path)
 }
 
-/// How many modules of the file itself are around a position.
+/// How many inline modules of the file enclose a position.
 fn inline_depth(code: &str, at: usize) -> usize {
     let opens = |start: usize| {
         let item = &code[start..];
@@ -216,7 +216,7 @@ fn defines(code: &str, name: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// The files that the crate's file `user` uses, below `src`.
+    /// Checks which files the crate's file `user` uses, given below `src`.
     #[track_caller]
     fn uses_of(user: &str, files: &[(&str, &str)], expected: &[&str]) {
         let files: Vec<(String, &str)> =
@@ -271,7 +271,7 @@ mod tests {
         uses_of("user.rs", &[("lib.rs", ""), a, ("user.rs", "use crate::a;")], &[]);
         let user = ("user.rs", "use crate::a;\nfn g() { a::f() }");
         uses_of("user.rs", &[("lib.rs", ""), a, user], &["a.rs"]);
-        // A module and a function of it by the same name.
+        // A module that contains a function of the same name.
         let files =
             [("lib.rs", ""), ("a.rs", "pub fn a() {}"), ("user.rs", "use crate::a::a; a();")];
         uses_of("user.rs", &files, &["a.rs"]);

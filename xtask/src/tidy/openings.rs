@@ -1,6 +1,6 @@
 //! Every file opens by saying what it is for: Rust with `//!`, Python with a docstring; and a file
-//! of tests also in which tier it is, and why. Invariant: that it says something is tested, that
-//! what it says is true is for the reader.
+//! of tests also in which tier it is, and why. Invariant: this checks that it says something;
+//! whether what it says is true is up to the reader.
 
 use super::tree::{File, Finding, Tree};
 
@@ -46,7 +46,7 @@ fn opens_python(text: &str) -> bool {
         .is_some_and(is_sentence)
 }
 
-/// A file of tests, and not of what they share.
+/// Whether a file holds tests, rather than code that tests share.
 fn is_tests(file: &File) -> bool {
     let (path, text) = (file.path.as_str(), &file.text);
     let in_rust = path.contains("/tests/") && path.ends_with(".rs");

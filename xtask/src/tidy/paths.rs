@@ -14,11 +14,11 @@ pub struct Use {
     pub at: usize,
     /// Where it comes from; `*` and `self` at the end are left out.
     pub path: Vec<String>,
-    /// The name that it has here; nothing for `as _` and for `*`.
+    /// The name that it has here; absent for `as _` and for `*`.
     pub name: Option<String>,
     /// It brings in all names of `path`.
     pub is_glob: bool,
-    /// It hands the name on to others.
+    /// It re-exports the name.
     pub is_reexport: bool,
 }
 
@@ -29,7 +29,7 @@ struct Statement {
     is_public: bool,
 }
 
-/// What is read of one path: its words, and its new name where it has one.
+/// One path that was read: its words, and its new name if it has one.
 struct Leaf {
     path: Vec<String>,
     renamed: Option<String>,
@@ -76,7 +76,7 @@ pub fn uses(code: &str) -> Vec<Use> {
     found
 }
 
-/// The code with its `use` statements blank.
+/// The code with its `use` statements blanked.
 pub fn without_uses(code: &str) -> String {
     let mut kept = String::with_capacity(code.len());
     let mut from = 0;
@@ -110,7 +110,7 @@ fn statements(code: &str) -> Vec<Statement> {
     found
 }
 
-/// Reads one path, or one group of them, behind `prefix`; returns what follows.
+/// Reads one path, or one group of paths, after `prefix`; returns what follows.
 fn read<'a>(rest: &'a str, prefix: &mut Vec<String>, leaves: &mut Vec<Leaf>) -> &'a str {
     let rest = rest.trim_start();
     if let Some(mut group) = rest.strip_prefix('{') {
@@ -125,7 +125,7 @@ fn read<'a>(rest: &'a str, prefix: &mut Vec<String>, leaves: &mut Vec<Leaf>) -> 
             let depth = prefix.len();
             let after = read(group, prefix, leaves);
             prefix.truncate(depth);
-            // To the next path of the group, or to its end.
+            // Up to the next path of the group, or its end.
             group = after.find([',', '}']).map_or("", |at| &after[at..]);
         }
     }

@@ -1,13 +1,13 @@
-//! No file is too long to be one concept, and no line too long to be read beside another file.
+//! No file is too long to be one concept, and no line too long to be read next to another file.
 //! Invariant: characters are counted, not bytes.
 
 use super::tree::{File, Finding, Tree};
 
-/// Lines of a source file, at most.
+/// Most lines of a source file.
 const SOURCE_LINES: usize = 500;
-/// Lines of a file of tests or benches, at most.
+/// Most lines of a file of tests or benches.
 const TEST_LINES: usize = 800;
-/// Characters of a line, at most; the same as in `rustfmt.toml`.
+/// Most characters of a line; the same as in `rustfmt.toml`.
 const COLUMNS: usize = 100;
 
 pub fn check(tree: &Tree) -> Vec<Finding> {

@@ -1,6 +1,6 @@
-//! Rust source, its code apart from its comments. Invariant: whatever leaves this file has the
-//! length and the lines of the text that entered, what does not belong being blank; so a position
-//! in one is a position in all of them.
+//! Rust source, with code separated from comments. Invariant: every text that leaves this file has
+//! the length and the lines of the text that entered, with everything left out blanked; so a
+//! position in one is a position in all of them.
 
 /// A file taken apart. Literals are in neither part.
 pub struct Source {
@@ -45,7 +45,7 @@ pub fn split(text: &str) -> Source {
     source
 }
 
-/// The code without its test items: what follows `#[cfg(test)]` up to the end of that item.
+/// The code without its test items: without the items that follow `#[cfg(test)]`.
 pub fn without_tests(code: &str) -> String {
     const ATTRIBUTE: &str = "#[cfg(test)]";
     let mut kept = String::with_capacity(code.len());
@@ -70,7 +70,7 @@ pub fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// What starts here, and how many bytes it has.
+/// The kind of the piece that starts here, and its length in bytes.
 fn next(rest: &str, first: char, after_word: bool) -> (Piece, usize) {
     if rest.starts_with("//") {
         return (Piece::Comment, rest.find('\n').unwrap_or(rest.len()));
@@ -126,7 +126,7 @@ fn string(rest: &str) -> Option<usize> {
     Some(rest.len() - content.len() + length.map_or(content.len(), |at| at + 1))
 }
 
-/// The length of the character literal that starts here; a lifetime is none.
+/// The length of the character literal that starts here; `None` for a lifetime.
 fn character(rest: &str) -> Option<usize> {
     let content = rest.strip_prefix('\'')?;
     if let Some(escape) = content.strip_prefix('\\') {
@@ -137,7 +137,7 @@ fn character(rest: &str) -> Option<usize> {
     content[c.len_utf8()..].starts_with('\'').then_some(2 + c.len_utf8())
 }
 
-/// Behind the `;` or the block that ends the item which starts here.
+/// The position after the `;` or the block that ends the item which starts here.
 pub fn end_of_item(item: &str) -> usize {
     let mut depth = 0;
     for (at, c) in item.char_indices() {
@@ -152,7 +152,7 @@ pub fn end_of_item(item: &str) -> usize {
     item.len()
 }
 
-/// As many blanks as `part` has bytes, and its line ends.
+/// Appends as many blanks as `part` has bytes, with its line ends.
 pub fn blank(text: &mut String, part: &str) {
     text.extend(part.bytes().map(|byte| if byte == b'\n' { '\n' } else { ' ' }));
 }

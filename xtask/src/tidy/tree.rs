@@ -1,4 +1,4 @@
-//! The files that the rules look at, and what a rule finds. Invariant: paths are relative to the
+//! The files that the rules check, and what a rule finds. Invariant: paths are relative to the
 //! workspace, with `/`, sorted; a file whose kind no rule reads has an empty text.
 
 use std::fmt;
@@ -35,7 +35,7 @@ impl Tree {
         let root = &*workspace.root;
         let mut git = workspace.command("git");
         git.args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]);
-        // What cargo builds is ignored where it usually lies.
+        // What cargo builds is ignored in its usual place; this ignores it elsewhere.
         if let Ok(target) = workspace.target.strip_prefix(root) {
             git.arg(format!("--exclude=/{}/", target.display()));
         }
@@ -52,7 +52,7 @@ impl Tree {
             .collect();
         paths.sort();
         paths.dedup();
-        // A file that was deleted, but not yet from the index, is gone.
+        // A file that was deleted on disk, but not yet from the index, is left out.
         paths.retain(|path| !path.is_empty() && root.join(path).is_file());
         let files = paths.into_iter().map(|path| read(root, path)).collect::<Result<_>>()?;
         Ok(Tree { files })

@@ -1,5 +1,5 @@
 //! `tightfit bench dataflow`: how long it takes to see where the bytes of a step are. Invariant:
-//! every time is the best of several runs, and every run analyzes anew.
+//! every time is the best of several runs, and every run analyzes from scratch.
 
 use crate::exit_code::ExitCode;
 use std::path::PathBuf;

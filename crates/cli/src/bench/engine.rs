@@ -1,5 +1,5 @@
-//! `tightfit bench engine`: training steps beside PyTorch's on this machine. Invariant: all sides
-//! run in alternation, in processes of their own, on the same number of threads; figures are
+//! `tightfit bench engine`: training steps compared with PyTorch's on this machine. Invariant: all
+//! sides run in alternation, in processes of their own, on the same number of threads; figures are
 //! medians.
 
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::exit_code::ExitCode;
 use crate::{processor, program};
 
-/// Time training steps at several budgets beside PyTorch eager and PyTorch with per-block
+/// Time training steps at several budgets, compared with PyTorch eager and PyTorch with per-block
 /// checkpointing.
 #[derive(Args)]
 #[command(after_help = "Example:\n  tightfit bench engine corpus/steps/gpt-small")]

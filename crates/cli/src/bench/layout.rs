@@ -1,6 +1,6 @@
-//! `tightfit bench layout`: how fast buffers are packed that are known to be hard. Invariant: a
-//! packing counts as fitting only where no two of its buffers overlap, which is tested here and not
-//! believed.
+//! `tightfit bench layout`: how fast sets of buffers that are known to be hard are packed.
+//! Invariant: a packing counts as fitting only if no two of its buffers overlap, which is tested
+//! here and not taken on trust.
 
 use crate::exit_code::ExitCode;
 use std::path::{Path, PathBuf};
@@ -16,11 +16,10 @@ use tightfit::units::{Bytes, Seconds};
 use super::markdown::table;
 use crate::effort::{self, Limits};
 
-/// Where no other limit is given.
+/// The time limit if none is given.
 const DEADLINE: Seconds = Seconds(60.0);
 
-/// Pack sets of buffers into a fixed capacity; a minute each where --deadline does not say
-/// otherwise.
+/// Pack sets of buffers into a fixed capacity; a minute each unless --deadline says otherwise.
 #[derive(Args)]
 #[command(after_help = "Example:\n  tightfit bench layout corpus/buffers --deadline 10s")]
 pub struct Arguments {
@@ -132,8 +131,8 @@ fn lifetime(line: &str) -> anyhow::Result<Lifetime> {
     Ok(Lifetime { first, last: end - 1, bytes: Bytes(bytes) })
 }
 
-/// No two buffers that are held at the same time share a byte. Compares buffer by buffer: the sets
-/// are small.
+/// Whether no two buffers that are held at the same time share a byte. Compares every pair: the
+/// sets are small.
 fn is_disjoint(lifetimes: &[Lifetime], addresses: &[u64]) -> bool {
     let blocks: Vec<(&Lifetime, u64)> = lifetimes.iter().zip(addresses.iter().copied()).collect();
     let meet = |(a, at): &(&Lifetime, u64), (b, bt): &(&Lifetime, u64)| {

@@ -20,12 +20,12 @@ pub fn percent(share: Option<f64>) -> String {
     known(share, |share| format!("{:.2}", rounded(share * 100.0, 100.0)))
 }
 
-/// Percentage points, where hundredths are too coarse.
+/// Percentage points, for figures for which hundredths are too coarse.
 pub fn points(share: Option<f64>) -> String {
     known(share, |share| format!("{:.3}", rounded(share * 100.0, 1000.0)))
 }
 
-/// Zero without a sign, where sums in another order leave a trace of nothing.
+/// Zero without a sign, since sums in another order may leave a tiny remainder.
 fn rounded(number: f64, digits: f64) -> f64 {
     (number * digits).round() / digits + 0.0
 }
@@ -40,7 +40,7 @@ pub fn ratio(bytes: Option<Bytes>, of: Bytes) -> String {
     known(bytes, |bytes| format!("{:.4}", bytes.0 as f64 / of.0.max(1) as f64))
 }
 
-/// A dash where there is nothing.
+/// A dash if there is nothing.
 pub fn known<T>(value: Option<T>, show: impl Fn(T) -> String) -> String {
     value.map_or("–".to_string(), show)
 }

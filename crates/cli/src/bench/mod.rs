@@ -14,7 +14,7 @@ use crate::exit_code::ExitCode;
 
 use clap::{Args, Subcommand};
 
-/// Measure the engine beside PyTorch, the planner beside others, the layout of buffers, analyses,
+/// Measure the engine against PyTorch, the planner against others, the layout of buffers, analyses,
 /// and planners of modules and of stages.
 #[derive(Args)]
 pub struct Arguments {

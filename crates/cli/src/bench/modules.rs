@@ -1,5 +1,5 @@
-//! `tightfit bench modules`: selective checkpointing of modules beside what PyTorch's tools
-//! answered. Invariant: nothing is judged; an answer that was recorded stands beside ours.
+//! `tightfit bench modules`: selective checkpointing of modules compared with what PyTorch's tools
+//! answered. Invariant: nothing is judged; an answer that was recorded stands next to ours.
 
 use crate::exit_code::ExitCode;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::effort::clock;
 use crate::input::{self, OnMachine};
 use crate::solver::Solver;
 
-/// Shares of the baseline peak that PyTorch's tools were asked for.
+/// Shares of the baseline peak for which PyTorch's tools were run.
 const SHARES: [f64; 4] = [0.9, 0.7, 0.5, 0.35];
 
 /// Choose modules to checkpoint, with recorded and with generated statistics.

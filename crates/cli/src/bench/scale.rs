@@ -1,5 +1,6 @@
 //! `tightfit bench scale`: a very large model on very many devices, on paper. Invariant: nothing is
-//! measured but planning itself; one stated efficiency stands for all that is not in the model.
+//! measured but planning itself; one stated efficiency stands for everything that is not in the
+//! model.
 
 mod llama;
 
@@ -25,10 +26,10 @@ const RANKS: u32 = 16;
 const SEQUENCES: u64 = 2_048;
 /// GPUs of a run.
 const GPUS: [u64; 5] = [1_024, 2_048, 4_096, 8_192, 16_384];
-/// Of the peak rate of a GPU, what calls reach, communication within the group included: so much
-/// that 8,192 GPUs reach what was published.
+/// Fraction of a GPU's peak rate that calls reach, communication within the group included: chosen
+/// so that 8,192 GPUs reach what was published.
 const EFFICIENCY: f64 = 0.477;
-/// For each element of a parameter: 16-bit parameter, 32-bit gradient; what Adam keeps is divided
+/// Bytes for each element of a parameter: 16-bit parameter, 32-bit gradient; Adam's are divided
 /// among the pipelines.
 const PARAMETER: f64 = 6.0;
 const ADAM: f64 = 12.0;
@@ -36,10 +37,10 @@ const ADAM: f64 = 12.0;
 const LINK: (f64, Seconds) = (50e9 * GROUP as f64, Seconds(10e-6));
 /// Bytes of a GPU.
 const MEMORY: u64 = 80_000_000_000;
-/// Seconds that one order is improved for at most.
+/// Most seconds spent on improving one order.
 const PATIENCE: f64 = 4.0;
 
-/// Plan Llama 3.1 405B on 1,024 to 16,384 GPUs, beside what was published of its training.
+/// Plan Llama 3.1 405B on 1,024 to 16,384 GPUs, compared with published figures of its training.
 #[derive(Args)]
 pub struct Arguments {
     /// Print the result as JSON
@@ -47,7 +48,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// The share of the peak rate that was published: "The Llama 3 Herd of Models", table 4.
+/// The published share of the peak rate: "The Llama 3 Herd of Models", table 4.
 fn published(gpus: u64) -> Option<f64> {
     match gpus {
         8_192 => Some(0.43),
@@ -157,7 +158,7 @@ fn orders(micro_batches: u32) -> anyhow::Result<Vec<(String, Rows)>> {
 fn plan(costs: &[LayerCost], devices: &Devices, name: &str, rows: &Rows) -> Option<StagePlan> {
     let start = clock().0;
     let looked = std::cell::Cell::new(0);
-    // The first cut is looked at however long it takes.
+    // The first cut is examined however long it takes.
     let is_over = || {
         looked.set(looked.get() + 1);
         interrupt::raised() || looked.get() > 2 && clock().0 - start > PATIENCE

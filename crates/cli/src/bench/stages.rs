@@ -1,6 +1,6 @@
-//! `tightfit bench stages`: planned pipelines beside those that cut equally and recompute nothing
-//! or everything. Invariant: all of them are priced by the same model and the same simulation; what
-//! they become where each device is planned tensor by tensor stands beside that.
+//! `tightfit bench stages`: planned pipelines compared with those that cut equally and recompute
+//! nothing or everything. Invariant: all of them are priced by the same model and the same
+//! simulation; the results of planning each device tensor by tensor stand next to that.
 
 use std::path::{Path, PathBuf};
 
@@ -22,7 +22,7 @@ use crate::values::NoRanks;
 use crate::verbs::stages::answer::{Answer, Found, Task, answer};
 use crate::{input, interrupt};
 
-/// Bytes of a device.
+/// Gigabytes of a device.
 const BUDGETS: [u64; 7] = [80, 40, 30, 20, 12, 8, 5];
 /// Bytes for each element of a parameter: bfloat16 parameter and gradient, and three 32-bit numbers
 /// of Adam with master weights.
@@ -32,7 +32,7 @@ const MICRO_BATCHES: u32 = 16;
 /// Between devices: 50 GB/s, 10 µs.
 const LINK: (f64, Seconds) = (50e9, Seconds(10e-6));
 
-/// What equal cuts are tried with.
+/// The schedules with which equal cuts are tried.
 const SCHEDULES: [PipelineSchedule; 5] = [
     PipelineSchedule::GPipe,
     PipelineSchedule::OneFOneB,
@@ -41,7 +41,7 @@ const SCHEDULES: [PipelineSchedule; 5] = [
     PipelineSchedule::ZbV,
 ];
 
-/// Plan pipelines of 8 devices and 16 micro-batches beside equal cuts.
+/// Plan pipelines of 8 devices and 16 micro-batches, compared with equal cuts.
 #[derive(Args)]
 pub struct Arguments {
     /// Graphs [default: llama_1b_b2_s2048 of the corpus]
@@ -144,7 +144,7 @@ pub fn stages(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The same where each device is planned tensor by tensor; none where nothing fits.
+/// The same with each device planned tensor by tensor; none if nothing fits.
 fn by_tensors<'g>(
     graph: &'g Graph,
     machine: &Machine,
@@ -168,8 +168,8 @@ fn by_tensors<'g>(
     }
 }
 
-/// The fastest of all equal cuts that fit: as many layers in each stage, or as much time, with
-/// nothing or everything recomputed. Layers are whole blocks as far as that gives enough of them.
+/// The fastest of all equal cuts that fit: stages of equal numbers of layers, or of equal time,
+/// with nothing or everything recomputed. Layers are whole blocks if that gives enough of them.
 fn equal(graph: &Graph, profile: &Profile, devices: &Devices) -> anyhow::Result<Option<Named>> {
     let mut best: Option<Named> = None;
     for schedule in SCHEDULES {
@@ -197,7 +197,7 @@ fn equal(graph: &Graph, profile: &Profile, devices: &Devices) -> anyhow::Result<
     Ok(best)
 }
 
-/// Each stage ends where its share of the time does.
+/// Ends each stage at its share of the time.
 fn by_time(costs: &[LayerCost], stages: usize) -> Vec<usize> {
     let whole: f64 = costs.iter().map(|cost| cost.seconds().0).sum();
     let (mut until, mut ends) = (0.0, Vec::new());

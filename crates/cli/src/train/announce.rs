@@ -1,5 +1,5 @@
 //! What is known of a run before its first step. Invariant: every figure is one of the checked
-//! plan; predictions are called so.
+//! plan; predictions are labelled as such.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,7 +13,7 @@ use tightfit_engine::{Budget, Dataset, FittedGraph, FittedStep, Step, step};
 use crate::figures::{overhead, smallest};
 use crate::{output, places};
 
-/// Prints them, for the budget that was asked for.
+/// Prints this, for the requested budget.
 pub fn announce(
     step: &Step,
     data: &Dataset,
@@ -90,7 +90,7 @@ pub fn announce(
     Ok(())
 }
 
-/// Says before it is too late that nothing of a run will be kept.
+/// Says, before it is too late, that nothing of a run will be kept.
 pub fn announce_saving(save: Option<&Path>) -> output::Printed {
     match save {
         Some(_) => Ok(()),
@@ -98,7 +98,7 @@ pub fn announce_saving(save: Option<&Path>) -> output::Printed {
     }
 }
 
-/// Which operators are recomputed, by how often.
+/// Which operators are recomputed, and how often.
 fn recomputed_operators(graph: &Graph, schedule: &Schedule) -> String {
     let mut counts: BTreeMap<&str, usize> = Default::default();
     for instruction in &schedule.instructions {

@@ -1,5 +1,5 @@
 //! What a step computed, on disk, for comparison with other programs. Invariant: gradients are the
-//! values that the optimizer nodes read; nothing is computed anew.
+//! values that the optimizer nodes read; nothing is computed again.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -33,8 +33,8 @@ pub fn with_gradients(graph: &Graph) -> anyhow::Result<Graph> {
     Ok(builder.build()?)
 }
 
-/// What it takes in memory: the batch, and what brings the largest gradient into the order of its
-/// indices, a bit an element.
+/// What a dump takes in memory: the batch, and one bit per element of the largest gradient to bring
+/// it into the order of its indices.
 pub fn scratch(graph: &Graph) -> Bytes {
     let elements = |(_, value): (String, ValueId)| graph.values()[value].tensor.elements();
     let bits = gradients(graph).into_iter().map(elements).max().unwrap_or(0);
@@ -43,8 +43,8 @@ pub fn scratch(graph: &Graph) -> Bytes {
         .fold(Bytes(bits.div_ceil(8)), |sum, (_, value)| sum + graph.values()[value].tensor.bytes())
 }
 
-/// Writes the last step's batch, gradients and updated weights; the weights alone where this run
-/// has done no step.
+/// Writes the last step's batch, gradients and updated weights; the weights alone if this run has
+/// done no step.
 pub fn write(
     path: &Path,
     step: &Step,
@@ -62,8 +62,8 @@ pub fn write(
         step::input(graph, "target"),
         session.next_step.checked_sub(1).filter(|_| stepped),
     ) {
-        // A batch depends on seed and step alone, so it is drawn again; as one, which holds the
-        // rows of all micro-batches.
+        // A batch depends on seed and step alone, so it is drawn again; as a single batch, which
+        // holds the rows of all micro-batches.
         let count = step::inputs(graph, "input").len();
         let bytes =
             |value: ValueId| vec![0; count * graph.values()[value].tensor.bytes().0 as usize];

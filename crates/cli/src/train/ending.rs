@@ -1,5 +1,5 @@
-//! How a run of steps came to its end, and what is said of it. Invariant: a file is only called
-//! saved once it was, and what ends in an error says in it what was saved before.
+//! How a run of steps ended, and what is said of it. Invariant: a file is only called saved once it
+//! was, and a message about an error says what was saved before.
 
 use std::path::{Path, PathBuf};
 
@@ -8,12 +8,12 @@ use thiserror::Error;
 /// Why no further step was run.
 #[derive(Debug)]
 pub enum Ending {
-    /// All steps were done, or a signal asked to come to an end.
+    /// All steps were done, or a signal asked the run to end.
     InOrder,
-    /// A loss is no number to go on from.
+    /// A loss is not finite, so the run cannot go on from it.
     NotFinite(LossNotFinite),
-    /// Something failed between two steps: nobody can be told of the next one, say. The weights
-    /// are those after the last one.
+    /// Something failed between two steps: the other ranks cannot be told of the next one, say. The
+    /// weights are those after the last step.
     Failed(anyhow::Error),
 }
 
@@ -26,15 +26,15 @@ pub enum Ending {
 pub struct LossNotFinite {
     /// The step, from 1.
     pub step: u32,
-    /// Which loss: its own, or that of the validation data after it.
+    /// Which loss: the step's own, or that of the validation data after it.
     pub what: &'static str,
     /// The loss.
     pub loss: f64,
-    /// Where its weights would have been saved.
+    /// The file to which its weights would have been saved.
     pub save: Option<PathBuf>,
 }
 
-/// What is true of the weights when the tier fails.
+/// What is true of the weights if the tier fails.
 pub fn unsaved(save: Option<&Path>) -> String {
     format!("the run ended in the middle of a step, with nothing saved{}", kept(save))
 }
@@ -57,14 +57,14 @@ pub struct NotFinite {
 }
 
 impl NotFinite {
-    /// One more.
+    /// Counts one more.
     pub fn add(&mut self, step: u32) {
         self.first.get_or_insert(step);
         self.count += 1;
     }
 }
 
-/// A run has no numbers for so many steps.
+/// A run does not have numbers for this many steps.
 #[derive(Debug, Error)]
 #[error(
     "{}: {done} steps were done, so at most {} more can be counted; --steps {steps} is too many",
@@ -74,25 +74,25 @@ impl NotFinite {
 pub struct TooManySteps {
     /// The weights that are resumed.
     pub path: PathBuf,
-    /// Steps that they have behind them.
+    /// Steps that they have already done.
     pub done: u32,
-    /// Steps that were asked for.
+    /// Steps that were requested.
     pub steps: u32,
 }
 
-/// A run that goes on has the seed that it began with.
+/// A run that is resumed keeps the seed that it began with.
 #[derive(Debug, thiserror::Error)]
 #[error("--seed {asked} contradicts {}, whose run has seed {seed}", path.display())]
 pub struct OtherSeed {
     /// The weights that are resumed.
     pub path: PathBuf,
-    /// Their run's seed.
+    /// The seed of the run that wrote them.
     pub seed: u64,
-    /// The seed that was asked for.
+    /// The seed that was requested.
     pub asked: u64,
 }
 
-/// What is true of the weights when something fails after the last step.
+/// What is true of the weights if something fails after the last step.
 pub fn said(saved: Option<&Path>, steps: u32) -> String {
     match saved {
         Some(path) => format!("the weights after step {steps} were saved to {}", path.display()),

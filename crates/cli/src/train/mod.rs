@@ -1,5 +1,5 @@
 //! `tightfit train`: train a step inside a budget. Invariant: nothing runs that was not checked;
-//! what is asked to be saved is saved however the run ends, as long as it ends in order.
+//! what is to be saved is saved however the run ends, as long as it ends in order.
 
 mod announce;
 mod dump;
@@ -80,7 +80,7 @@ pub struct Arguments {
     /// Go on from weights, optimizer state, step number and seed of this file
     #[arg(long)]
     resume: Option<PathBuf>,
-    /// Go on where the loss is NaN or infinite, and save such weights too; else the run ends there
+    /// Go on if the loss is NaN or infinite, and save such weights too; else the run ends there
     /// with exit code 11, and nothing is saved
     #[arg(long)]
     keep_going: bool,
@@ -104,22 +104,22 @@ pub struct Arguments {
     /// Worker threads [default: all processors]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=MOST_THREADS))]
     threads: Option<u32>,
-    /// A folder for a file below the slab, to which the plan may move tensors while nobody needs
-    /// them, and the file's largest size where that is limited, as in /data:64GiB; nothing is left
+    /// A folder for a file below the slab, to which the plan may move tensors while they are not
+    /// needed, and the file's largest size if that is limited, as in /data:64GiB; nothing is left
     /// there when the run is over
     #[arg(long, value_name = "DIR[:SIZE]")]
     tier: Option<String>,
-    /// Who says where parameters, buffers and optimizer state lie
+    /// What decides where parameters, buffers and optimizer state lie
     #[arg(long, value_enum, default_value_t = Placement::Planned, value_name = "WHO")]
     placement: Placement,
     /// Most bytes that go to the tier or come back in a second, as in 100MB/s: to see what a slower
     /// one would cost
     #[arg(long, value_parser = bandwidth, requires = "tier", conflicts_with = "ranks")]
     throttle: Option<f64>,
-    /// Have calls wait while something moves: to see what moving it beside them saves
+    /// Have calls wait while something moves: to see what moving it at the same time saves
     #[arg(long, requires = "tier", conflicts_with = "ranks")]
     no_overlap: bool,
-    /// Plan once more after some steps, 5 where no number is given, from the seconds of their calls
+    /// Plan once more after some steps, 5 if no number is given, from the seconds of their calls
     /// and the rates of the tier as measured; the run goes on with what is predicted to be faster
     #[arg(long, value_name = "STEPS", num_args = 0..=1, require_equals = true,
           default_missing_value = "5", value_parser = clap::value_parser!(u32).range(2..))]
@@ -129,7 +129,7 @@ pub struct Arguments {
     /// --eval-every do not go with
     #[arg(long, value_parser = file_path(), conflicts_with_all = ["eval_every", "output", "trace"])]
     dump: Option<PathBuf>,
-    /// Show where the time went, by operator, beside the prediction; in words, so not with --json
+    /// Show where the time went, by operator, with the prediction; in words, so not with --json
     #[arg(long)]
     profile: bool,
     /// Write the plan that runs (tightfit-plan/1) here
@@ -144,7 +144,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Counted steps from which the next prediction learns.
+/// Number of counted steps from which the next prediction learns.
 const ENOUGH: usize = 3;
 
 /// Trains and reports.
@@ -193,7 +193,8 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         beside += dump::scratch(&step.training);
     }
     let task = FitTask { machine: &machine, budget, beside, planner: arguments.planner, effort };
-    // The search of a small step takes as much as its run: what reading took does not stay beside.
+    // The search of a small step takes as much memory as its run: memory that reading took is freed
+    // first.
     process::give_back();
     let began = Instant::now();
     let mut planned = progress::during("planning", task.effort.deadline, || {
@@ -212,7 +213,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         );
     }
     write_plan(arguments, &step, &planned)?;
-    // Reading and planning are over: what they took is the slab's from here on.
+    // Reading and planning are over: the memory that they took is the slab's from here on.
     process::settle_heap();
     let tier = tier.map(|Folder { folder, size }| {
         let traffic = Traffic { throttle: arguments.throttle, overlaps: !arguments.no_overlap };
@@ -255,15 +256,15 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let stepped = session.next_step > begun;
     let is_in_order = matches!(course.ending, Ending::InOrder);
     let mut judge = |session: &mut Session| -> anyhow::Result<Option<Evaluation>> {
-        // Before the evaluation, which computes where gradients lie.
+        // This comes before the evaluation, which overwrites the gradients.
         if let Some(path) = &arguments.dump {
             dump::write(path, &step, session, &mut data, stepped)?;
         }
-        // Whoever interrupts does not wait for an evaluation.
+        // A user who interrupts does not wait for an evaluation.
         let evaluates = is_in_order && !interrupt::raised();
         if evaluates { evaluation(arguments, session, &mut data, stepped) } else { Ok(None) }
     };
-    // The last update is judged before it replaces a save, unless somebody waits for the end.
+    // The last update is judged before it replaces a save, unless someone waits for the end.
     let judged = (!interrupt::raised()).then(|| judge(&mut session));
     if let Some(Ok(Some(Evaluation { loss, .. }))) = judged
         && !loss.is_finite()
@@ -282,7 +283,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if let Some(path) = saved
         && let Err(error) = weights::save(path, &session, &step.name)
     {
-        // What failed first says why.
+        // The first failure says why.
         let first = match (course.ending, judged) {
             (Ending::Failed(first), _) | (_, Some(Err(first))) => first,
             _ => error.into(),
@@ -295,7 +296,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let evaluation = judged.unwrap_or_else(|| judge(&mut session))?;
         let resident = resident.now();
         resident.note_excess("the process", planned.training.budget);
-        // What is written from here on may take what the slab held.
+        // What is written from here on may take the memory that the slab held.
         session.release();
         let measured = &course.measured;
         if let (Some(path), Some(fastest)) = (&arguments.trace, &fastest) {
@@ -345,8 +346,8 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// No result replaces another, or what the run begins from; weights may replace those that it
-/// resumes.
+/// No result replaces another, or a file from which the run begins; weights may replace those that
+/// are resumed.
 fn distinct(arguments: &Arguments, step: &Step) -> Result<(), Replaced> {
     let mut sources = step.files.clone();
     sources.extend(arguments.source.data.clone());
@@ -360,12 +361,12 @@ fn distinct(arguments: &Arguments, step: &Step) -> Result<(), Replaced> {
     places::distinct(&with("--resume", arguments.resume.as_ref()), &sources)
 }
 
-/// The step of one micro-batch and data that suit it, with the learning rate that was asked for.
+/// The step of one micro-batch and data that suit it, with the requested learning rate.
 fn open(arguments: &Arguments) -> anyhow::Result<(Step, Dataset)> {
     let mut step = Step::open(&arguments.step)?;
     let data = arguments.source.open(&step)?;
     input::suits(&data, &step)?;
-    // What cannot be executed is said before anything is measured or planned.
+    // A step that cannot be executed is refused before anything is measured or planned.
     for graph in [Some(&step.training), step.evaluation.as_ref()].into_iter().flatten() {
         Executable::admits(graph)?;
     }
@@ -375,8 +376,8 @@ fn open(arguments: &Arguments) -> anyhow::Result<(Step, Dataset)> {
     Ok((step, data))
 }
 
-/// Where the run begins, and its seed: those of the run that goes on, which has numbers left for
-/// its steps, else as asked.
+/// Where the run begins, and its seed: those of the run that is resumed, which has to have numbers
+/// left for its steps, else as requested.
 fn begins(arguments: &Arguments, step: &Step) -> anyhow::Result<Progress> {
     let Some(path) = &arguments.resume else {
         return Ok(Progress { steps: 0, seed: arguments.seed.unwrap_or(1), checksum: None });
@@ -392,7 +393,7 @@ fn begins(arguments: &Arguments, step: &Step) -> anyhow::Result<Progress> {
     Ok(progress)
 }
 
-/// Writes the plan that runs where that was asked for.
+/// Writes the plan that runs, if that was requested.
 fn write_plan(arguments: &Arguments, step: &Step, planned: &FittedStep) -> anyhow::Result<()> {
     let Some(path) = &arguments.output else { return Ok(()) };
     let plan = schedule::write(&step.training, planned.training.fitted.schedule());
@@ -414,7 +415,7 @@ fn session(
     Ok(Session::with_tier(step, schedules, slab, tier, threads, seed)?)
 }
 
-/// The last evaluation; none after a run that was to step and did not.
+/// The last evaluation; none after a run that was to do steps and did none.
 fn evaluation(
     arguments: &Arguments,
     session: &mut Session,

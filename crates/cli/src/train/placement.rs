@@ -1,5 +1,5 @@
-//! `--placement`: who says where persistent tensors lie, and what they had to be moved for that.
-//! Invariant: what is said of an iteration is what its manager of residency counted.
+//! `--placement`: what decides where persistent tensors lie, and how much had to be moved for that.
+//! Invariant: figures of an iteration are those that its manager of residency counted.
 
 use std::fmt;
 
@@ -13,23 +13,23 @@ use tightfit_engine::{Iterations, Region};
 use super::Arguments;
 use crate::output;
 
-/// Who says where parameters, buffers and optimizer state lie.
+/// What decides where parameters, buffers and optimizer state lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Placement {
     /// The plan, which knows the order of all calls and moves what they need ahead of them
     Planned,
     /// A manager that learns the order of calls while they run: what is needed comes from the tier,
-    /// and what is needed last goes where there is no room for it
+    /// and what is needed last goes there if space is short
     Auto,
     /// The same, but everything goes back to the tier after each call: the least that the slab can
     /// have
     Host,
-    /// The same, but nothing goes: the slab has room for everything, or the run does not begin
+    /// The same, but nothing goes: everything fits into the slab, or the run does not begin
     Device,
 }
 
 impl Placement {
-    /// What a manager does with tensors that nothing computes with; none where the plan says where
+    /// What a manager does with tensors that no call computes with; none if the plan says where
     /// they lie.
     pub fn policy(self) -> Option<Policy> {
         match self {
@@ -47,7 +47,7 @@ pub enum Contradiction {
     /// It needs a plan of all moves.
     #[error("{0} needs a plan of everything that moves, which only `--placement planned` has")]
     Plan(&'static str),
-    /// There is nowhere for what does not lie in the slab.
+    /// There is no place for what does not lie in the slab.
     #[error(
         "without a plan, parameters and optimizer state come from a tier and go there: name a \
          folder for it with `--tier DIR`"
@@ -55,7 +55,7 @@ pub enum Contradiction {
     Tier,
 }
 
-/// Refuses options that are about a plan of all moves where there is none.
+/// Refuses options that are about a plan of all moves if there is none.
 pub fn consistent(arguments: &Arguments) -> Result<(), Contradiction> {
     if arguments.placement == Placement::Planned {
         return Ok(());
@@ -71,16 +71,16 @@ pub fn consistent(arguments: &Arguments) -> Result<(), Contradiction> {
     arguments.tier.as_ref().map_or(Err(Contradiction::Tier), |_| Ok(()))
 }
 
-/// What a run has moved.
+/// Figures of what a run has moved.
 #[derive(Debug, Default)]
 pub struct Placed {
-    /// The first step, which is the warm-up of its graph.
+    /// The first step, which is its graph's warm-up.
     first: Option<Figures>,
     /// The last step.
     last: Figures,
     /// All iterations of the training and of the evaluation.
     all: [Iterations; 2],
-    /// The last volumes that were shown of both.
+    /// The volumes that were last shown of each.
     shown: [Option<[Bytes; 4]>; 2],
 }
 
@@ -88,7 +88,7 @@ pub struct Placed {
 pub struct Moved {
     figures: Figures,
     iterations: u64,
-    /// It moved something else than the one before.
+    /// It moved other volumes than the one before.
     pub is_new: bool,
 }
 

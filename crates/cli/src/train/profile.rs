@@ -1,4 +1,4 @@
-//! Where the time of a run went. Invariant: operators, not nodes, and each beside its prediction.
+//! Where the time of a run went. Invariant: operators, not nodes, each next to its prediction.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use tightfit_engine::Timings;
 use crate::output::Printed;
 use crate::table::{Cell, Table};
 
-/// What an operator took of a step, on average.
+/// The time that an operator took in a step, on average.
 #[derive(Serialize)]
 pub struct Row<'a> {
     operator: &'a str,
@@ -19,7 +19,7 @@ pub struct Row<'a> {
     predicted_seconds: f64,
 }
 
-/// A row for each operator, that of most seconds first.
+/// A row for each operator, those that took most seconds first.
 pub fn rows<'a>(graph: &'a Graph, profile: &Profile, measured: &Timings) -> Vec<Row<'a>> {
     let mut rows: BTreeMap<&str, Row> = BTreeMap::new();
     let steps = measured.steps.len().max(1) as f64;

@@ -1,5 +1,5 @@
 //! `--replan`: a run that plans once more from what it has measured. Invariant: it goes on with
-//! another plan only where that is predicted to be faster than the one that ran, both by what was
+//! another plan only if that is predicted to be faster than the one that ran, both by what was
 //! measured; no bit of what it computes depends on it.
 
 use serde_json::{Value, json};
@@ -17,69 +17,69 @@ use super::{Arguments, write_plan};
 use crate::figures::Moves;
 use crate::{interrupt, output};
 
-/// What plans are made with.
+/// The inputs from which plans are made.
 #[derive(Clone, Copy)]
 pub struct Plans<'a> {
     /// The run's arguments.
     pub arguments: &'a Arguments,
     /// The step.
     pub step: &'a Step,
-    /// What was asked of the first plan.
+    /// The task of the first plan.
     pub task: &'a FitTask<'a>,
-    /// Where the tier is made.
+    /// The folder in which the tier is created.
     pub tier: Option<&'a TierFolder>,
 }
 
-/// A plan that is to be made once more, and what became of it.
+/// A plan that is to be made once more, and the outcome.
 pub struct Replan<'a> {
-    /// After so many steps of this run.
+    /// After this many steps of this run.
     after: u32,
     plans: Plans<'a>,
     planned: &'a mut FittedStep,
     refined: Refined,
 }
 
-/// What became of planning once more.
+/// The outcome of planning once more.
 pub enum Refined {
-    /// The run ended before.
+    /// The run ended before it was due.
     NotYet,
-    /// It stays with its plan.
+    /// The run stays with its plan.
     Kept {
         /// Why.
         why: String,
-        /// After so many steps.
+        /// After this many steps.
         after: u32,
-        /// What was known then.
+        /// The figures known then.
         known: Option<Box<Known>>,
     },
-    /// It goes on with another one.
+    /// The run goes on with another plan.
     Taken {
-        /// After so many steps.
+        /// After this many steps.
         after: u32,
-        /// What was known then.
+        /// The figures known then.
         known: Box<Known>,
         /// The other plan's predicted seconds, by what was measured.
         predicted: Seconds,
-        /// What that plan does.
+        /// The figures of that plan.
         figures: Figures,
     },
 }
 
-/// What was known of the plan that ran when another one was looked for.
+/// The figures known of the plan that ran when another one was looked for.
 pub struct Known {
     /// The steps that ran with it.
     measured: Timings,
     /// Its predicted seconds, by estimates.
     estimated: Seconds,
-    /// The same, by what was measured.
+    /// The same, from measured times.
     predicted: Seconds,
-    /// What it does.
+    /// The figures of the plan.
     figures: Figures,
     /// The rate of each lane: whether it leads out, as estimated, as measured.
     rates: Vec<(bool, f64, f64)>,
 }
 
-/// What a plan does in a step.
+/// Counts of what a plan does in a step.
 #[derive(Clone, Copy)]
 pub struct Figures {
     recomputed: usize,
@@ -99,26 +99,26 @@ impl Figures {
 }
 
 impl<'a> Replan<'a> {
-    /// To be made after so many steps of this run.
+    /// To be made after this many steps of this run.
     pub fn new(after: u32, plans: Plans<'a>, planned: &'a mut FittedStep) -> Replan<'a> {
         Replan { after, plans, planned, refined: Refined::NotYet }
     }
 
-    /// Whether it is time, with so many steps done and another one to come.
+    /// Whether it is due, with this many steps done and another one to come.
     pub fn is_due(&self, done: u32) -> bool {
         done == self.after
     }
 
-    /// What became of it.
+    /// The outcome.
     pub fn refined(self) -> Refined {
         self.refined
     }
 
-    /// Plans once more, and says whether the run goes on with another plan; what was measured
-    /// begins anew then.
+    /// Plans once more, and says whether the run goes on with another plan; if so, measuring begins
+    /// again.
     ///
     /// # Errors
-    /// Where the tier failed, or the plan cannot be written.
+    /// If the tier failed, or the plan cannot be written.
     pub fn refine(
         &mut self,
         session: &mut Session,
@@ -154,7 +154,7 @@ impl<'a> Replan<'a> {
             rates: rates(estimated, &profile),
         });
         let found = match found {
-            // What an interrupted search has found is not what it would have.
+            // A search that was interrupted has not found what it would have.
             Ok(_) if interrupt::raised() => Err("interrupted".to_string()),
             Ok(found) => Ok(found),
             Err(why) => Err(why.to_string()),
@@ -187,7 +187,7 @@ impl<'a> Replan<'a> {
     }
 }
 
-/// Why nothing was changed, where the run can go on; else the error that ends it.
+/// Why nothing was changed, if the run can go on; else the error that ends it.
 fn refused(session: &Session, error: SessionError) -> anyhow::Result<String> {
     if session.has_failed() { Err(error.into()) } else { Ok(error.to_string()) }
 }

@@ -1,5 +1,5 @@
-//! What came of a run. Invariant: the same figures as JSON and in words, and what was measured
-//! stands beside what was predicted.
+//! The result of a run. Invariant: the same figures as JSON and in words, and what was measured
+//! stands next to what was predicted.
 
 use std::path::Path;
 
@@ -19,15 +19,15 @@ use crate::output;
 pub struct Outcome<'a> {
     /// What ran.
     pub planned: &'a FittedStep,
-    /// What was moved, where tensors were placed while the run went on.
+    /// What was moved, if tensors were placed during the run.
     pub placed: &'a Placed,
     /// Its slab, seed and number of steps.
     pub session: &'a Session,
-    /// What its steps took.
+    /// The measured times of its steps.
     pub measured: &'a Timings,
-    /// What became of planning once more, where that was asked for.
+    /// The outcome of planning once more, if that was requested.
     pub refined: Option<&'a Refined>,
-    /// Where the time of these steps went, where that was asked for.
+    /// Where the time of these steps went, if that was requested.
     pub profile: Option<Vec<Row<'a>>>,
     /// The loss of the last step.
     pub loss: Option<f32>,
@@ -39,7 +39,7 @@ pub struct Outcome<'a> {
     pub saved: Option<&'a Path>,
     /// It was asked to end early.
     pub interrupted: bool,
-    /// What it came to is not to be kept.
+    /// Its result is not to be kept.
     pub ended_early: bool,
     /// Losses that were not finite.
     pub not_finite: NotFinite,
@@ -51,7 +51,7 @@ impl Outcome<'_> {
         self.planned.training.fitted.timeline().seconds
     }
 
-    /// What the plan takes more than the unplanned step, as predicted.
+    /// How much more the plan takes than the unplanned step, as predicted.
     fn predicted_overhead(&self) -> f64 {
         overhead(self.predicted(), self.planned.training.unplanned.timeline().seconds)
     }
@@ -70,8 +70,8 @@ impl Outcome<'_> {
         }
     }
 
-    /// Bytes that leave the slab in a step, and those that return; in the last one, where tensors
-    /// are placed while the run goes on.
+    /// Bytes that leave the slab in a step, and those that return; in the last step, if tensors are
+    /// placed during the run.
     fn moved(&self) -> [Bytes; 2] {
         match &self.planned.region {
             Some(_) => self.placed.moved(),
@@ -79,14 +79,14 @@ impl Outcome<'_> {
         }
     }
 
-    /// How long a step waits for the tier, as predicted; nobody knows where tensors are placed
-    /// while the run goes on.
+    /// How long a step waits for the tier, as predicted; unknown if tensors are placed during the
+    /// run.
     fn predicted_stall(&self) -> Option<Seconds> {
         let planned = self.planned.region.is_none();
         planned.then(|| self.planned.training.fitted.timeline().stall())
     }
 
-    /// The slab that the plan takes; all of it where tensors are placed while the run goes on.
+    /// The slab that the plan takes; all of it if tensors are placed during the run.
     fn slab(&self) -> Bytes {
         match &self.planned.region {
             Some(_) => self.session.slab_bytes(),
@@ -126,7 +126,7 @@ impl Outcome<'_> {
             "seed": self.session.seed,
             "validation_loss": self.evaluation.map(|evaluation| evaluation.loss),
             "validation_accuracy": self.evaluation.and_then(|evaluation| evaluation.accuracy),
-            // JSON is Unicode, a path need not be.
+            // JSON is Unicode; a path need not be.
             "saved": self.saved.map(|path| path.to_string_lossy()),
             "interrupted": self.interrupted,
             "first_not_finite_step": self.not_finite.first,

@@ -1,5 +1,5 @@
-//! How much memory a process held. Invariant: whoever exceeds a budget is told so, and
-//! whether planning took the most.
+//! How much memory a process held. Invariant: a user who exceeds a budget is told so, and whether
+//! planning took the most.
 
 use serde::{Deserialize, Serialize};
 use tightfit::units::Bytes;
@@ -15,13 +15,13 @@ pub struct Resident {
 }
 
 impl Resident {
-    /// Of this process, which runs no step yet.
+    /// Measures this process, which has run no step yet.
     pub fn before_steps() -> Resident {
         let largest = process::peak_resident();
         Resident { planning: largest, largest }
     }
 
-    /// The same process later.
+    /// Measures the same process later.
     pub fn now(self) -> Resident {
         Resident { largest: process::peak_resident(), ..self }
     }

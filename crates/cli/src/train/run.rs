@@ -1,8 +1,8 @@
-//! The steps of a run, one after the other. Invariant: a step that has begun ends, and what keeps
-//! others from following is left to the caller, who has weights to save; the first one is not
-//! measured where others follow, since it also faults the slab's pages in, and neither is the first
-//! one after another plan was looked for. On several ranks all of them run as many steps, and the
-//! first one speaks.
+//! The steps of a run, one after the other. Invariant: a step that has begun ends, and whatever
+//! keeps others from following is left to the caller, which has weights to save; the first one is
+//! not measured if others follow, since it also faults the slab's pages in, and neither is the
+//! first one after another plan was looked for. On several ranks all of them run the same number of
+//! steps, and the first rank speaks.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -18,9 +18,9 @@ use super::replan::Replan;
 use super::report::describe;
 use crate::interrupt;
 
-/// What came of the steps.
+/// The result of the steps.
 pub struct Course {
-    /// What they took.
+    /// Their measured times.
     pub measured: Timings,
     /// The loss of the last one.
     pub loss: Option<f32>,
@@ -30,18 +30,18 @@ pub struct Course {
     pub not_finite: NotFinite,
 }
 
-/// What is done beside the steps.
+/// What is done in addition to the steps.
 pub struct Also<'a, 'b> {
     /// The calls of the fastest step are kept.
     pub fastest: Option<&'a mut FastestStep>,
     /// Another plan is looked for.
     pub replan: Option<&'a mut Replan<'b>>,
-    /// What was moved is counted, where tensors are placed while the run goes on.
+    /// What was moved is counted, if tensors are placed during the run.
     pub placed: &'a mut Placed,
 }
 
-/// Runs the steps, shows how they go, and evaluates when it is due; ends early where it is asked
-/// to, at a loss that is not finite, and where standard output takes no more.
+/// Runs the steps, shows how they go, and evaluates when it is due; ends early if asked to, at a
+/// loss that is not finite, and when standard output accepts no more.
 pub fn run(
     arguments: &Arguments,
     session: &mut Session,
@@ -69,7 +69,7 @@ pub fn run(
                 Ok(true) => {
                     fastest.iter_mut().for_each(|fastest| **fastest = FastestStep::default());
                 }
-                // Parameters and state are not all where they were.
+                // Parameters and state are not all in their places.
                 Err(error) if session.has_failed() => return Err(error),
                 Err(error) => {
                     ending = Ending::Failed(error);
@@ -94,7 +94,7 @@ pub fn run(
                 ending = Ending::Failed(error.into());
                 break;
             }
-            // Nobody has begun the step.
+            // No rank has begun the step.
             Err(error @ SessionError::OtherRank(_)) if !session.has_failed() => {
                 ending = Ending::Failed(error.into());
                 break;
@@ -203,21 +203,21 @@ pub fn run(
     Ok(Course { measured, loss: last, ending, not_finite })
 }
 
-/// What a failure in the middle of a step leaves.
+/// The error for a failure in the middle of a step.
 fn lost(arguments: &Arguments, error: SessionError) -> anyhow::Error {
     anyhow::Error::from(error).context(unsaved(arguments.save.as_deref()))
 }
 
-/// The loss of validation data, in sentences.
+/// The name of the validation data's loss, in sentences.
 pub const VALIDATION: &str = "validation loss";
 
-/// The end at a loss that is no number to go on from.
+/// The end at a loss that is not finite.
 pub fn not_finite_at(arguments: &Arguments, step: u32, what: &'static str, loss: f64) -> Ending {
     let save = arguments.save.clone();
     Ending::NotFinite(LossNotFinite { step, what, loss, save })
 }
 
-/// Whether an evaluation follows this step; the one at the end of the run comes anyway.
+/// Whether an evaluation follows this step; the one at the end of the run comes in any case.
 fn is_due(arguments: &Arguments, done: u32) -> bool {
     let every = arguments.eval_every.filter(|&every| every > 0 && arguments.eval_batches > 0);
     every.is_some_and(|every| done.is_multiple_of(every) && done < arguments.steps)

@@ -1,6 +1,6 @@
 //! `tightfit calibrate`: measure this processor, or the calls of a step on it. Invariant: other
-//! verbs measure in a process of its own, this one, so that its memory never counts against a
-//! budget.
+//! verbs measure by running this one in a process of its own, so that its memory never counts
+//! against a budget.
 
 use crate::exit_code::ExitCode;
 use std::path::{Path, PathBuf};
@@ -101,8 +101,8 @@ fn calibrate_calls(arguments: &Arguments, step: &Path) -> anyhow::Result<ExitCod
     Ok(ExitCode::SUCCESS)
 }
 
-/// Tries a step inside a budget, in this process: the machine, seconds of the step's calls, and the
-/// whole budget in bytes.
+/// Tries a step inside a budget, in this process; returns the machine, the seconds of the step's
+/// calls, and the whole budget in bytes.
 fn try_step(arguments: &Arguments, folder: &Path) -> anyhow::Result<(Machine, CallSeconds, Bytes)> {
     let budget: Budget = arguments.budget.parse()?;
     let step = Step::open(folder)?;

@@ -1,5 +1,5 @@
-//! `tightfit check`: hold a plan file to the rules. Invariant: who made the plan does not matter;
-//! the checker alone decides.
+//! `tightfit check`: hold a plan file to the rules. Invariant: how the plan was made does not
+//! matter; the checker alone decides.
 
 use crate::exit_code::ExitCode;
 use crate::values::BelowReserve;
@@ -43,19 +43,19 @@ pub struct Arguments {
     json: bool,
 }
 
-/// What the checker says of a plan that breaks no rule.
+/// The checker's account of a plan that breaks no rule.
 pub struct Legal {
     /// The whole budget.
     pub budget: Bytes,
     /// The part of it that is not the slab's.
     pub reserve: Reserve,
-    /// What the plan does.
+    /// The plan's timeline.
     pub timeline: Timeline,
-    /// What it takes more than the step as captured, as a share.
+    /// How much more it takes than the step as captured, as a share.
     pub overhead: f64,
 }
 
-/// Holds a plan to the rules, within its own budget where none is given.
+/// Holds a plan to the rules, within its own budget if none is given.
 pub fn judge(
     graph: &Graph,
     machine: &Machine,
@@ -85,7 +85,7 @@ pub fn judge(
         )
     };
     let timeline = match tightfit::check::check(graph, &profile, schedule, slab) {
-        // Smaller than the plan was made for: no machine makes it fit.
+        // A budget smaller than the one the plan was made for: no machine makes it fit.
         Err(over @ (Violation::OverBudget { .. } | Violation::SlabOverBudget { .. }))
             if slab < schedule.budget =>
         {

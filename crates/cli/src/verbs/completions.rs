@@ -1,5 +1,5 @@
 //! `tightfit completions` and `tightfit man`: what shells and `man` know of the program. Invariant:
-//! both are made of the same definitions as the help, so none of them lags behind.
+//! both are made from the same definitions as the help, so neither lags behind it.
 
 use std::path::PathBuf;
 
@@ -49,7 +49,7 @@ pub fn completions(
 Examples:
   tightfit man ~/.local/share/man/man1        (then: man tightfit, man tightfit-train)")]
 pub struct ManArguments {
-    /// The folder that they go into, which is made where it is missing
+    /// The folder that they go into, which is made if it is missing
     folder: PathBuf,
 }
 
@@ -58,7 +58,7 @@ pub fn man(arguments: &ManArguments, mut program: Command) -> anyhow::Result<Exi
     let folder = &arguments.folder;
     std::fs::create_dir_all(folder)
         .with_context(|| format!("{} could not be made", folder.display()))?;
-    // Which gives verbs their full names.
+    // This gives verbs their full names.
     program.build();
     let verbs = program.get_subcommands().filter(|verb| verb.get_name() != "help");
     let commands: Vec<&Command> = std::iter::once(&program).chain(verbs).collect();

@@ -1,5 +1,5 @@
-//! The verbs, one a file; `train` and `bench` have folders of their own. Invariant: a verb reads
-//! its arguments, calls the libraries and shows what they answer; no algorithm lives here.
+//! The verbs, one per file; `train` and `bench` have folders of their own. Invariant: a verb reads
+//! its arguments, calls the libraries and shows their answers; no algorithm lives here.
 
 pub mod analyze;
 pub mod calibrate;

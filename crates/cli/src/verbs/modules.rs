@@ -36,8 +36,8 @@ pub struct Arguments {
     /// places in the forward pre-order and post-order
     #[arg(long)]
     json: bool,
-    /// Add to the JSON who contains whom, a matrix of all modules by all modules: `ad_matrix` of
-    /// PyTorch's `parse_module_info`
+    /// Add to the JSON which module contains which, a matrix of all modules by all modules:
+    /// `ad_matrix` of PyTorch's `parse_module_info`
     #[arg(long, requires = "json")]
     ancestors: bool,
 }
@@ -56,7 +56,7 @@ const HEADS: [&str; 11] = [
     "bwd ms",
 ];
 
-/// The columns of a line of usual width: what does not depend on where in the model a module is.
+/// The columns of a line of usual width: those that do not depend on a module's place in the model.
 const USUAL: [&str; 7] = ["module", "params", "saved", "output", "temporary", "fwd ms", "bwd ms"];
 
 const USUAL_LEGEND: &str = "\
@@ -107,8 +107,8 @@ pub fn modules(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What a module contains, down to a depth; in lines of usual width, one subtree for all siblings
-/// that look alike.
+/// What a module contains, down to a depth; in lines of usual width, one subtree stands for all
+/// siblings that look alike.
 fn below(
     info: &ModuleInfo,
     of_all: &BTreeMap<ModuleIndex, Vec<ModuleIndex>>,
@@ -135,7 +135,7 @@ fn below(
     rows
 }
 
-/// Whether two modules show the same in lines of usual width, but for their names.
+/// Whether two modules show the same in lines of usual width, apart from their names.
 fn alike(info: &ModuleInfo, a: ModuleIndex, b: ModuleIndex) -> bool {
     same(&[row(info, a, "", 0)], &[row(info, b, "", 0)])
 }
@@ -149,7 +149,7 @@ fn same(some: &[Vec<Cell>], others: &[Vec<Cell>]) -> bool {
         })
 }
 
-/// One module; the indent says how deep it is.
+/// One module; the indent shows how deep it is.
 fn row(info: &ModuleInfo, module: ModuleIndex, name: &str, depth: usize) -> Vec<Cell> {
     let figures = &info.modules()[module];
     let sizes = [
@@ -168,7 +168,7 @@ fn row(info: &ModuleInfo, module: ModuleIndex, name: &str, depth: usize) -> Vec<
     row
 }
 
-/// The statistics as JSON, with the baseline, and with what else was recorded of operators.
+/// The statistics as JSON, with the baseline, and with whatever else was recorded of operators.
 pub fn document(statistics: &Statistics, ancestors: bool) -> Value {
     let info = &statistics.info;
     let mut document = info.document();
@@ -183,7 +183,7 @@ pub fn document(statistics: &Statistics, ancestors: bool) -> Value {
     document
 }
 
-/// What is behind the name of the nearest module above; for the root all of its name.
+/// The part of the name after that of the nearest module above; for the root its whole name.
 fn name(info: &ModuleInfo, module: ModuleIndex) -> &str {
     let name = &info.modules()[module].name;
     info.parent(module).map_or(name, |parent| &name[info.modules()[parent].name.len() + 1..])

@@ -104,7 +104,7 @@ fn show(graph: &Graph, machine: &Machine, points: &[Point], unplanned: Seconds) 
         machine.name,
         output::milliseconds(unplanned)
     )?;
-    // Sums in another order leave a trace of nothing, which is no reason for a sign.
+    // Sums in another order may leave a tiny remainder, which is no reason for a sign.
     let hundredths = |share: f64| (share * 1e4).round() / 1e2 + 0.0;
     let figure = |share: Option<f64>, unit: &str| {
         let cell = |share: f64| Cell::figure(share, format!("{:.2} {unit}", hundredths(share)));
@@ -118,7 +118,7 @@ fn show(graph: &Graph, machine: &Machine, points: &[Point], unplanned: Seconds) 
                 figure(figures.bound, "%"),
                 figure(figures.gap, "points"),
                 Cell::bytes(figures.peak),
-                // Not known where Ctrl-C ended the search.
+                // Not known if Ctrl-C ended the search.
                 if seconds.0.is_finite() {
                     Cell::figure(seconds.0, format!("{:.2}", seconds.0))
                 } else {

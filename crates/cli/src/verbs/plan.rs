@@ -79,21 +79,21 @@ pub struct Arguments {
     json: bool,
 }
 
-/// What is alive where a plan peaks, and how many of it a table shows.
+/// Columns of the table of what is alive where a plan peaks, and the most rows that it shows.
 const ALIVE: [&str; 4] = ["size", "tensor", "phase", "module"];
 const MOST_ALIVE: usize = 10;
 
-/// What a plan is written as.
+/// The format in which a plan is written.
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum Emit {
     /// tightfit-plan/1: instructions with addresses
     Plan,
-    /// tightfit-graph/1: the rewritten graph, packed where the name ends in .gz
+    /// tightfit-graph/1: the rewritten graph, packed if the name ends in .gz
     Graph,
 }
 
 impl Emit {
-    /// What its file holds.
+    /// What the file of this format holds.
     fn described(self) -> &'static str {
         match self {
             Emit::Plan => "the plan",
@@ -276,7 +276,7 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             BoundOrder::Any => "no schedule is faster than this",
         };
         let least = output::percent(overhead - gap);
-        // Every node runs, so it is only by rounding that a bound is below the unplanned step.
+        // Every node runs, so only rounding can put a bound below the unplanned step.
         let rounded =
             if least.starts_with('-') { " (of times rounded down to picoseconds)" } else { "" };
         row!(

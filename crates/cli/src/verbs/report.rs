@@ -1,5 +1,5 @@
 //! `tightfit report`: where the bytes and the seconds go, as one page or as one drawing. Invariant:
-//! a plan is shown only where the checker lets it pass.
+//! a plan is shown only if the checker lets it pass.
 
 use crate::exit_code::ExitCode;
 use std::path::PathBuf;
@@ -41,14 +41,14 @@ Examples:
 pub struct Arguments {
     /// A graph file (tightfit-graph/1, plain or gzip) or a step's folder
     graph: PathBuf,
-    /// A plan (tightfit-plan/1) for that graph, to be shown beside the unplanned step; again for
+    /// A plan (tightfit-plan/1) for that graph, to be shown next to the unplanned step; again for
     /// more plans
     #[arg(long)]
     plan: Vec<PathBuf>,
     /// Plan this budget, as `tightfit plan` does, and show that; again for more budgets
     #[arg(long, allow_hyphen_values = true)]
     budget: Vec<String>,
-    /// A trace of the last plan, as `train --trace` writes it, to be shown beside the prediction
+    /// A trace of the last plan, as `train --trace` writes it, to be shown with the prediction
     #[arg(long, value_name = "TRACE")]
     measured: Option<PathBuf>,
     /// Write the page, or the drawing, here; - is standard output
@@ -79,15 +79,15 @@ pub enum Drawing {
     Modules,
 }
 
-/// What is to be shown.
+/// What to show.
 pub struct Task<'a> {
     /// The step.
     pub graph: &'a Graph,
-    /// The machine that it is planned for.
+    /// The machine for which it is planned.
     pub machine: &'a Machine,
-    /// Plans with their names, to be shown beside the unplanned step.
+    /// Plans with their names, to be shown next to the unplanned step.
     pub plans: Vec<(String, Schedule)>,
-    /// A trace of the last plan, to be shown beside the prediction.
+    /// A trace of the last plan, to be shown next to the prediction.
     pub measured: Option<Trace>,
     /// One drawing instead of the page.
     pub svg: Option<Drawing>,
@@ -156,7 +156,7 @@ pub fn text(task: Task<'_>) -> anyhow::Result<String> {
     })
 }
 
-/// Plans of the budgets that are asked for, with their names.
+/// Plans of the budgets that are requested, with their names.
 fn planned(
     arguments: &Arguments,
     graph: &Graph,
@@ -175,7 +175,7 @@ fn planned(
     arguments.budget.iter().map(plan).collect()
 }
 
-/// A frontier is planned.
+/// Whether a frontier is planned.
 fn has_frontier(points: u32, svg: Option<Drawing>) -> bool {
     points > 0 && svg.is_none_or(|drawing| drawing == Drawing::Frontier)
 }
@@ -198,7 +198,7 @@ pub fn report(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let name = match (arguments.plan.len(), alike(path)) {
             (1, _) if arguments.budget.is_empty() => "Planned".to_string(),
             (_, 1) => format!("Planned, {}", stem(path).unwrap_or_default()),
-            // Files of one name, in several folders.
+            // Files of the same name in several folders.
             _ => format!("Planned, {}", path.display()),
         };
         Ok((name, input::plan(path, &graph)?))

@@ -59,7 +59,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// What is asked for.
+/// What is requested.
 pub struct Task<'a> {
     /// The peak of every device, at most.
     pub budget: Budget,
@@ -73,7 +73,7 @@ pub struct Task<'a> {
     pub limits: SolverLimits,
 }
 
-/// A plan beside the budget that it was made for.
+/// A plan, and the budget that it was made for.
 pub struct Answer {
     /// The budget in bytes.
     pub budget: Bytes,
@@ -98,7 +98,7 @@ pub fn answer(info: &ModuleInfo, task: &Task<'_>, clock: Clock<'_>) -> anyhow::R
 }
 
 impl Answer {
-    /// As JSON, for the statistics that it was made from.
+    /// As JSON, for the statistics from which it was made.
     pub fn document(&self, statistics: &Statistics) -> anyhow::Result<Value> {
         let (info, plan) = (&statistics.info, &self.plan);
         let decisions: Map<String, Value> = plan
@@ -188,7 +188,7 @@ pub fn print_units(info: &ModuleInfo, units: &[CheckpointedUnit]) -> Printed {
     table.print(usize::MAX)
 }
 
-/// What a table of modules leaves out of their names, and how it speaks of several.
+/// Says what a table of modules leaves out of their names, and how it writes several in one row.
 pub fn print_within(module: &str) -> Printed {
     say!()?;
     match module {
@@ -200,8 +200,8 @@ pub fn print_within(module: &str) -> Printed {
     }
 }
 
-/// Units, with the operators that each saves where `text`, which the statistics were read from,
-/// records them beside.
+/// Units, with the operators that each saves if `text`, which the statistics were read from,
+/// records operators too.
 pub fn units_json(
     info: &ModuleInfo,
     units: &[CheckpointedUnit],

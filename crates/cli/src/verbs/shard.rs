@@ -94,7 +94,7 @@ enum Variant {
     Ours,
 }
 
-/// What is asked for.
+/// What is requested.
 pub struct Task<'a> {
     /// The peak of every device, at most.
     pub budget: Budget,
@@ -104,7 +104,7 @@ pub struct Task<'a> {
     pub rest: ShardTask,
 }
 
-/// A plan beside the budget that it was made for.
+/// A plan, and the budget that it was made for.
 pub struct Answer {
     /// The budget in bytes.
     pub budget: Bytes,
@@ -126,7 +126,7 @@ pub fn answer(info: &ModuleInfo, task: &Task<'_>, clock: Clock<'_>) -> anyhow::R
 }
 
 impl Answer {
-    /// As JSON, for the statistics that it was made from.
+    /// As JSON, for the statistics from which it was made.
     pub fn document(&self, statistics: &Statistics) -> anyhow::Result<Value> {
         let (info, plan) = (&statistics.info, &self.plan);
         let name = |module| info.modules()[module].name.as_str();
@@ -200,7 +200,7 @@ pub fn shard(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         arguments.solver.quality(plan.gap),
     )?;
     tell!("{COUNTED}")?;
-    // The root gathers what no other unit does.
+    // The root gathers the parameters that no other unit gathers.
     let parameters = |module| info.modules()[module].parameters;
     let others: Bytes = plan.units.iter().skip(1).map(|unit| parameters(unit.module)).sum();
     let rows = plan.units.iter().map(|unit| {

@@ -1,6 +1,6 @@
 //! `tightfit stages`: where to cut a model into stages, in which order its ranks perform what, and
-//! what they recompute. Invariant: every figure is one of checked plans of the ranks, or where
-//! whole layers are asked for, of the stage planner's model and simulation; nothing is executed.
+//! what they recompute. Invariant: every figure comes from checked plans of the ranks, or, if whole
+//! layers are requested, from the stage planner's model and simulation; nothing is executed.
 
 pub mod answer;
 mod shown;
@@ -35,7 +35,7 @@ Examples:
 pub struct Arguments {
     /// A graph file (tightfit-graph/1, plain or gzip) or a step's folder
     graph: PathBuf,
-    /// How many devices there are; each has one stage, or two where the order says so
+    /// How many devices there are; each has one stage, or two if the order says so
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     devices: u32,
     /// Bytes of each device: 40GB, 320MiB; 60%: of the unplanned peak on one device
@@ -55,10 +55,10 @@ pub struct Arguments {
     #[arg(long, value_name = "NAME", value_parser = schedule)]
     schedule: Option<PipelineSchedule>,
     /// Have stages begin with the first calls of these modules, in the order of the forward pass:
-    /// as many as there are stages behind the first one
+    /// as many as there are stages after the first one
     #[arg(long, value_name = "MODULE,…", value_delimiter = ',')]
     cut: Vec<String>,
-    /// Recompute whole layers, as checkpointing in PyTorch does, by a model of layers: faster where
+    /// Recompute whole layers, as checkpointing in PyTorch does, by a model of layers: faster if
     /// micro-batches are many; no device's tensors are planned, and nothing is checked
     #[arg(long)]
     whole_layers: bool,
@@ -85,7 +85,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// More bytes than an optimizer keeps for each element.
+/// Upper limit on the bytes that an optimizer keeps for each element.
 const MOST_STATE: f64 = 1024.0;
 
 /// Bytes of each element of a parameter.

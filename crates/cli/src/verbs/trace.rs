@@ -1,4 +1,4 @@
-//! `tightfit trace`: one step over time, for Perfetto. Invariant: a plan is drawn only where the
+//! `tightfit trace`: one step over time, for Perfetto. Invariant: a plan is drawn only if the
 //! checker lets it pass.
 
 use crate::exit_code::ExitCode;

@@ -1,4 +1,4 @@
-//! Answers of `hold`, which no verb asks for: `hold GRAPH --budget BUDGET [--tier NAME]`, within a
+//! Answers of `hold`, which no verb calls: `hold GRAPH --budget BUDGET [--tier NAME]`, within a
 //! percentage of the unplanned peak or as small as possible. With a tier, everything may move.
 
 use std::fs::File;

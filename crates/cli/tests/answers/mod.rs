@@ -1,7 +1,7 @@
 //! Answers that stay as they are when code is moved, renamed or rewritten: plans, smallest budgets,
-//! tiers, micro-batches, stages, ranks, and plans without addresses, each by limited work and with
-//! no deadline. Invariant: `corpus/answers.jsonl` has a line for each case: what was asked, its
-//! main figures, and a hash of the whole answer, including the file of the plan.
+//! tiers, micro-batches, stages, ranks, and plans without addresses, each with limited work and no
+//! deadline. Invariant: `corpus/answers.jsonl` has a line for each case: the request, its main
+//! figures, and a hash of the whole answer, including the file of the plan.
 //!
 //! A change that is meant to give different answers records them again, with `TIGHTFIT_TESTS=full
 //! UPDATE_EXPECT=1`, in a commit of its own that lists which ones differ, and why.
@@ -22,8 +22,8 @@ use tightfit_testing::either;
 use crate::program::{corpus, folder, run};
 
 const RECORDED: &str = "answers.jsonl";
-/// Members that are measured, or computed by kernels that may round differently elsewhere; and what
-/// a refusal says in words.
+/// Members that are measured, or computed by kernels that may round differently elsewhere; and the
+/// words of a refusal.
 const LEFT_OUT: [&str; 13] = [
     "building_seconds",
     "error",
@@ -39,7 +39,7 @@ const LEFT_OUT: [&str; 13] = [
     "validation_loss",
     "waiting_seconds",
 ];
-/// Members that say the most of an answer.
+/// The most informative members of an answer.
 const FIGURES: [&str; 6] = [
     "peak_bytes",
     "slab_bytes",
@@ -75,7 +75,7 @@ fn answers_are_as_recorded() {
     assert!(different.is_empty(), "these answers differ from those recorded:\n{different}");
 }
 
-/// A line, by its case.
+/// A recorded line, as its case and its content.
 fn by_case(line: &str) -> (String, Value) {
     let mut line: Value = serde_json::from_str(line).unwrap();
     let case = line.as_object_mut().unwrap().remove("case").unwrap();
@@ -103,7 +103,7 @@ fn in_parallel(asked: &[&String]) -> Vec<Value> {
     answers.into_iter().map(|(_, answer)| answer).collect()
 }
 
-/// The line of a case.
+/// The line to record for a case.
 fn recorded(case: &str) -> Value {
     let (code, answer, plan) = match case.split(' ').next() {
         Some("hold") => (0, held::answer(case), None),
@@ -119,7 +119,7 @@ fn recorded(case: &str) -> Value {
     json!({ "case": case, "code": code, "figures": figures, "sha256": hash })
 }
 
-/// The exit code, what was printed but for what is measured, and the file of the plan.
+/// The exit code, the output without what is measured, and the file of the plan.
 fn asked_of_the_program(case: &str) -> (i32, Value, Option<Vec<u8>>) {
     let folder = folder();
     let verb = case.split(' ').next().unwrap();
@@ -135,7 +135,7 @@ fn asked_of_the_program(case: &str) -> (i32, Value, Option<Vec<u8>>) {
     (ran.code.unwrap(), answer, plan)
 }
 
-/// Takes out what is measured. A plan's seconds are predicted, those of training are not.
+/// Removes what is measured. A plan's seconds are predicted, those of training are not.
 fn strip(answer: &mut Value, trained: bool) {
     match answer {
         Value::Object(members) => {

@@ -93,7 +93,7 @@ impl Case {
         text(&self.json["id"])
     }
 
-    /// What the program answers within the unplanned peak less `need`.
+    /// The program's answer within the unplanned peak less `need`.
     fn asked_to_save(&self, need: u64, variant: &str) -> Answer {
         let budget = (number(&self.json["baseline"]["peak"]) - need) * ALIGNMENT;
         self.within(budget, variant)
@@ -156,7 +156,7 @@ impl Case {
         }
     }
 
-    /// What becomes of the chosen nodes.
+    /// The final state of the chosen nodes.
     fn ends(&self, explanation: &Json) {
         let expected = &self.json["expected_corrected"];
         let what = self.id();
@@ -179,8 +179,8 @@ impl Case {
         }
     }
 
-    /// The step that the printed choices make, as the file writes it: `_r` where a node runs again,
-    /// and the operands that are not those of the original node.
+    /// The step that the printed choices make, in the file's notation: `_r` for a node that runs
+    /// again, and the operands that are not those of the original node.
     fn rewritten(&self, explanation: &Json) -> (Vec<String>, BTreeMap<String, Vec<String>>) {
         let mut retentions = Retentions::new();
         for choice in list(&explanation["choices"]) {
@@ -223,7 +223,7 @@ impl Case {
         close(seconds, after["total_time"].as_f64().unwrap() / 1e3, self.id());
     }
 
-    /// Whether the answer is the one that the simulated peak demands.
+    /// Whether the answer is the one that follows from the simulated peak.
     fn answered(&self, answer: &Answer, need: u64, after: &Json) {
         let (peak, baseline) = (number(&after["peak"]), number(&self.json["baseline"]["peak"]));
         let is_right = peak <= baseline - need;
@@ -240,7 +240,7 @@ impl Case {
     }
 }
 
-/// Of bytes per millisecond.
+/// From bytes per millisecond.
 fn per_second(msps: &Json) -> f64 {
     msps.as_f64().unwrap() * 1e3 * ALIGNMENT as f64
 }
@@ -279,7 +279,7 @@ fn published_gives_the_recorded_cases() {
     assert_eq!(pinned, 8);
 }
 
-/// Asked for more, the chain of six peaks higher; where the prediction is right there is a plan.
+/// For larger needs, the chain of six peaks higher; if the prediction is right there is a plan.
 #[test]
 fn published_is_right_at_times_on_the_chain_of_six() {
     let case = cases("capuchin/pareto/C3_chain6").remove(0);

@@ -1,6 +1,6 @@
 //! Capuchin through the program: what `plan --explain` prints is what replaying it gives.
-//! Invariant: figures are read from the program's own output, and judged by what shares no code
-//! with it but the graph, the simulation and the rewriting.
+//! Invariant: figures are read from the program's own output, and judged by code that shares
+//! nothing with it but the graph, the simulation and the rewriting.
 
 mod cases;
 #[path = "../../../planner/tests/fixtures/generator/mod.rs"]
@@ -13,14 +13,14 @@ use std::path::Path;
 
 use serde_json::Value as Json;
 
-/// What the program printed and how it ended.
+/// The program's output and exit code.
 struct Answer {
     code: i32,
     json: Json,
     stderr: String,
 }
 
-/// Plans with Capuchin and has it explained, on an A100.
+/// Plans with Capuchin and has the plan explained, on an A100.
 fn explained(folder: &Path, graph: &str, budget: &str, variant: &str) -> Answer {
     let ran = crate::program::run(
         folder,
@@ -45,7 +45,7 @@ fn number(json: &Json) -> u64 {
     json.as_u64().unwrap_or_else(|| panic!("not a number of bytes: {json}"))
 }
 
-/// The row of a list whose `node` is called so.
+/// The row of a list whose `node` has this name.
 fn row<'a>(rows: &'a Json, node: &str) -> &'a Json {
     let row = list(rows).iter().find(|row| row["node"] == node);
     row.unwrap_or_else(|| panic!("no row for {node}"))

@@ -1,5 +1,5 @@
 //! Capuchin's arithmetic once more, by plain walks over the graph for every question. Invariant:
-//! nothing is kept from one choice to the next but which nodes are chosen.
+//! nothing is kept from one choice to the next except which nodes are chosen.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use tightfit::graph::Graph;
 use tightfit::id::NodeId;
 use tightfit::profile::Profile;
 
-/// A step, and what is chosen so far.
+/// A step, and the nodes chosen so far.
 pub struct Oracle<'a> {
     graph: &'a Graph,
     profile: &'a Profile,
@@ -15,7 +15,7 @@ pub struct Oracle<'a> {
     pub chosen: Vec<NodeId>,
 }
 
-/// What a node is made from.
+/// What a node is computed from.
 #[derive(Debug, Default, PartialEq)]
 pub struct Sources {
     pub activations: BTreeSet<NodeId>,
@@ -59,7 +59,7 @@ impl<'a> Oracle<'a> {
         dropped.map(|&storage| self.graph.storages()[storage].0).sum()
     }
 
-    /// From the inputs back to what is there: placeholders, and candidates that are not chosen.
+    /// From the inputs back to what is available: placeholders, and candidates that are not chosen.
     pub fn sources(&self, node: NodeId) -> Sources {
         let mut sources = Sources::default();
         self.walk(node, &mut sources);
@@ -86,7 +86,7 @@ impl<'a> Oracle<'a> {
         self.profile.seconds[node].0 + others
     }
 
-    /// For itself, and for each chosen node that it is a source of.
+    /// How often it runs: for itself, and for each chosen node that it is a source of.
     pub fn executions(&self, node: NodeId) -> usize {
         let needs = |&&chosen: &&NodeId| self.sources(chosen).activations.contains(&node);
         1 + self.chosen.iter().filter(needs).count()

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::program::{corpus, run};
 
-/// Each block that opens with a command: what follows are lines that the command prints, one after
+/// Each block that opens with a command: the lines after it are printed by the command, one after
 /// the other.
 #[test]
 fn examples_are_printed_by_the_program() {

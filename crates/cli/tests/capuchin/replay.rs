@@ -1,4 +1,4 @@
-//! Choices applied one by one: peaks, bytes and seconds are what was printed.
+//! Choices applied one by one: peaks, bytes and seconds are those that were printed.
 //!
 //! Tier: quick with a part of the cases, 3 s; full with all of them.
 
@@ -51,7 +51,7 @@ impl Step {
         close(&row["msps"], oracle.msps(node), what);
     }
 
-    /// The candidates before the first choice are all there are, with what they are made from.
+    /// The candidates before the first choice are complete, with what they are computed from.
     fn candidates(&self, oracle: &Oracle<'_>, explanation: &Json) {
         let rows = list(&explanation["candidates"]);
         let found: BTreeSet<NodeId> = rows.iter().map(|row| self.node(&row["node"])).collect();
@@ -83,8 +83,8 @@ impl Step {
         }
     }
 
-    /// Applies the choices one by one; the sequence that they end with. `every` open candidate is
-    /// compared after each choice, or the chosen one alone.
+    /// Applies the choices one by one, and returns the sequence that results. After each choice all
+    /// open candidates are compared, or without `every` the chosen one alone.
     fn replay(&self, explanation: &Json, every: bool) -> Vec<NodeId> {
         let Step { graph, profile } = self;
         let order = plan::base_order(graph, profile);
@@ -144,7 +144,8 @@ impl Step {
         runs
     }
 
-    /// Intermediates are the chosen nodes among what runs again with a node; a top yields them.
+    /// Intermediates are the chosen nodes among those that run again with a node; a top yields
+    /// them.
     fn ends(&self, oracle: &Oracle<'_>, explanation: &Json) {
         let ends = list(&explanation["ends"]);
         assert_eq!(ends.len(), oracle.chosen.len());
@@ -165,8 +166,8 @@ impl Step {
         }
     }
 
-    /// The list of what is recomputed, from the sequence of runs alone. The machine reuses no
-    /// input.
+    /// The list of what is recomputed, checked against the sequence of runs alone. The machine
+    /// reuses no input.
     fn recomputed(&self, rows: &Json, runs: &[NodeId]) {
         assert!(!self.profile.reuse.is_any());
         let graph = &self.graph;
@@ -212,13 +213,13 @@ impl Step {
         assert!(saved.is_sorted_by(|a, b| a >= b), "{saved:?}");
     }
 
-    /// What the program planned, in its order.
+    /// The plan of the program, in its order.
     fn planned(&self, folder: &Path) -> Vec<NodeId> {
         let file = std::fs::read(folder.join("plan.json")).unwrap();
         schedule::read(&self.graph, &file).unwrap().runs()
     }
 
-    /// One answer of the program, replayed; whether there is a plan.
+    /// Replays one answer of the program; returns whether there is a plan.
     fn holds(&self, folder: &Path, answer: &Answer, every: bool) -> bool {
         let explanation = &answer.json["explanation"];
         let runs = self.replay(explanation, every);
@@ -284,7 +285,7 @@ fn random_graphs() {
     let recipes = generator::recipes(24);
     for case in 0..100 {
         let graph = recipes.new_tree(&mut runner).unwrap().current().graph();
-        // Storages so large that the alignment of addresses counts for little.
+        // Storages so large that the alignment of addresses matters little.
         let mut file = graph::write(&graph);
         for bytes in file["storages"].as_array_mut().unwrap() {
             *bytes = (number(bytes) << 12).into();
@@ -356,7 +357,7 @@ fn every_planner_lists_what_it_recomputes() {
     let step = Step::on_an_a100(graph::read(&bytes).unwrap());
     let mut rows = 0;
     for planner in ["none", "chen", "xla", "dtr", "knapsack", "rotor", "exact", "auto"] {
-        // The exact one would take its time to find something.
+        // The exact planner would take long to find something.
         let budget = if ["none", "exact"].contains(&planner) { "100%" } else { "70%" };
         let ran = run(
             folder.path(),

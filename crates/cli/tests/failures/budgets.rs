@@ -8,7 +8,7 @@ use expect_test::{Expect, expect};
 use super::Case;
 use crate::program::{folder, run};
 
-/// The same search wherever it runs, and however busy the machine is.
+/// The same search on every machine, however busy it is.
 const WORK: &str = "--iterations 1000000";
 
 /// Bytes of the smallest budget, and the part of them that is not the slab's, which depends on the
@@ -132,7 +132,7 @@ fn budgets_that_make_no_sense() {
         error: a budget of 1000.0 TiB is more than this machine's memory of …
     "#]],
     );
-    // More than any number of bytes.
+    // A share that exceeds any number of bytes.
     plan(
         "1e300%",
         expect![[r#"
@@ -148,7 +148,7 @@ fn budgets_that_make_no_sense() {
     );
 }
 
-/// What a share leaves may be less than the matrix product packs; the smallest budget is named.
+/// A share may leave less than the matrix product packs; the smallest budget is named.
 #[test]
 fn a_budget_below_what_is_packed() {
     let (_, reserve) = smallest("gpt-nano");
@@ -168,7 +168,7 @@ fn a_budget_below_what_the_process_takes() {
     assert!(ran.stderr.contains("the process itself"), "{}", ran.stderr);
 }
 
-// What a planner cannot do says nothing about the budget.
+// A limitation of a planner says nothing about the budget.
 
 #[test]
 fn a_step_too_large_for_a_planner_is_wrong_usage() {
@@ -194,7 +194,7 @@ fn a_solver_without_an_answer_has_proven_nothing() {
     assert_eq!(ran.stdout, "");
 }
 
-/// The published rule of Capuchin predicts that its choices suffice, and they do not.
+/// Capuchin's published rule predicts that its choices suffice, but they do not.
 #[test]
 fn a_wrong_prediction_is_refused_with_what_happens() {
     let message = expect![[r#"
@@ -223,7 +223,7 @@ fn a_wrong_prediction_is_refused_with_what_happens() {
     );
 }
 
-/// Time that is up proves nothing, whoever plans.
+/// Running out of time proves nothing, with any planner.
 #[test]
 fn a_planner_that_runs_out_of_time_has_proved_nothing() {
     let folder = folder();

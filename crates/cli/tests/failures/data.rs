@@ -1,5 +1,5 @@
-//! Data that does not suit a step. Invariant: the message names the file, and the line where there
-//! is one.
+//! Data that does not suit a step. Invariant: the message names the file, and the line if there is
+//! one.
 //!
 //! Tier: quick, since it takes less than a second.
 
@@ -133,7 +133,7 @@ fn data_of_another_shape() {
     );
 }
 
-/// Opening a pipe waits until somebody writes, which may be never.
+/// Opening a pipe waits for a writer, possibly forever.
 #[cfg(unix)]
 #[test]
 fn data_that_are_a_pipe_are_refused_unopened() {
@@ -148,7 +148,8 @@ fn data_that_are_a_pipe_are_refused_unopened() {
         let running = scope.spawn(|| run(case.folder.path(), &arguments));
         let mut was_opened = false;
         while !running.is_finished() {
-            // That works only where somebody reads, or waits to; who waits goes on.
+            // This succeeds only if a reader has opened the pipe, or waits to; a waiting one then
+            // goes on.
             let mut write = OpenOptions::new();
             write.write(true).custom_flags(libc::O_NONBLOCK);
             was_opened |= write.open(&pipe).is_ok();
@@ -161,7 +162,7 @@ fn data_that_are_a_pipe_are_refused_unopened() {
     assert!(ran.stderr.contains("FOLDER/pipe".replace("FOLDER", "").as_str()), "{}", ran.stderr);
 }
 
-/// A step that somebody else wrote reads what lies with it, or where its user works.
+/// A step that someone else wrote reads only files next to it, or where its user works.
 #[test]
 fn files_of_this_machine_that_a_step_has_no_business_with() {
     let case = Case::new().step(|step, _| step["data"]["file"] = json!("../table.csv"));
@@ -185,7 +186,7 @@ fn files_of_this_machine_that_a_step_has_no_business_with() {
     run(case.folder.path(), train).done();
 }
 
-/// Nor does a message show what is in them.
+/// Nor does a message show their content.
 #[test]
 fn first_values_and_graphs_elsewhere() {
     let secret = tempfile::NamedTempFile::new().unwrap();

@@ -1,4 +1,4 @@
-//! Files that are not there, or cannot be written. Invariant: both are known before anything runs.
+//! Files that are not there, or cannot be written. Invariant: both are found before anything runs.
 //!
 //! Tier: quick, since it takes less than a second.
 
@@ -68,7 +68,7 @@ fn files_that_cannot_be_written_are_known_before_anything_runs() {
     let case = Case::new();
     std::fs::create_dir(case.path("folder")).unwrap();
     let refused = |arguments: &str, message: Expect| case.fails(arguments, 4, message);
-    // A run of this length would not end while anyone looks.
+    // A run of this length would not end in any reasonable time.
     refused(
         "train corpus/steps/mlp-digits --budget 100% --steps 4000000000 --json --save \
          FOLDER/nowhere/weights",

@@ -1,6 +1,6 @@
 //! Steps that a campaign of hostile input found (`corpus/hostile`), and data that do not fit.
 //! Invariant: what does not follow from its inputs is refused by the name of the node before a step
-//! runs; what is right trains, with the same losses within every budget.
+//! runs; a correct step trains, with the same losses within every budget.
 //!
 //! Tier: quick, since it takes less than a second.
 
@@ -9,7 +9,7 @@ use serde_json::json;
 use super::{Case, listing, node, unpacked};
 use crate::program::{corpus, run, train};
 
-/// The node that is wrong, by step; `None` where nothing is.
+/// The node that is wrong, by step; `None` if none is.
 const STEPS: [(&str, Option<&str>); 14] = [
     ("DIFF-2000982-train", Some("permute_46")),
     ("DIFF-2003100-train", Some("_scaled_dot_product_flash_attention_for_cpu_backward_1")),

@@ -1,6 +1,6 @@
 //! Everything that can be wrong with what a user gives. Invariant: each failure has its exit code,
 //! one message that says what is wrong, where, and what to do; nothing goes to standard output but
-//! the same as JSON, where that is asked for, and no file appears.
+//! the same as JSON, if that is requested, and no file appears.
 
 mod budgets;
 mod data;
@@ -21,7 +21,7 @@ use expect_test::Expect;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// A folder with what a test prepares.
+/// A folder with the files that a test prepares.
 struct Case {
     folder: TempDir,
 }
@@ -40,14 +40,14 @@ impl Case {
         self
     }
 
-    /// A command that must end well.
+    /// Runs a command that must succeed.
     fn given(self, arguments: &str) -> Case {
         run(self.folder.path(), arguments).done();
         self
     }
 
-    /// The step mlp-digits, changed, as `FOLDER/step`; its graph is plain text. It may read what
-    /// lies in the folder.
+    /// The step mlp-digits, changed, as `FOLDER/step`; its graph is plain text. It may read the
+    /// files in the folder.
     fn step(self, change: impl FnOnce(&mut Value, &mut Value)) -> Case {
         let from = corpus().join("steps/mlp-digits");
         let mut step: Value =
@@ -108,12 +108,12 @@ impl Case {
     }
 }
 
-/// Without what differs from machine to machine.
+/// The text without what differs from machine to machine.
 fn neutral(text: &str, folder: &Path) -> String {
     let text = text
         .replace(folder.to_str().unwrap(), "FOLDER")
         .replace(corpus().to_str().unwrap(), "CORPUS");
-    // Columns count the characters of the paths that a changed step holds.
+    // Column numbers count the characters of the paths that a changed step contains.
     let mut parts = text.split("column ");
     let first = parts.next().unwrap_or_default().to_string();
     let text = parts.fold(first, |text, part| {

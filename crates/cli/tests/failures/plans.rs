@@ -1,4 +1,4 @@
-//! Plans that were damaged or are of another graph. Invariant: none of them is believed.
+//! Plans that were damaged or are of another graph. Invariant: none of them is accepted.
 //!
 //! Tier: quick, since it takes less than a second.
 

@@ -1,4 +1,4 @@
-//! Arguments that make no sense together or alone. Invariant: the message lists what does.
+//! Arguments that make no sense together or alone. Invariant: the message lists those that do.
 //!
 //! Tier: quick, since it takes less than a second.
 

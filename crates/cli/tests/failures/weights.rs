@@ -1,4 +1,4 @@
-//! Weights that do not suit a step. Invariant: a run goes on from its own weights or not at all.
+//! Weights that do not suit a step. Invariant: a run resumes from its own weights or not at all.
 //!
 //! Tier: quick, since it takes less than a second.
 
@@ -29,7 +29,7 @@ fn weights_of_another_shape() {
     let saved = std::fs::read(case.path("weights")).unwrap();
     let metadata = SafeTensors::read_metadata(&saved).unwrap().1.metadata().clone();
     let tensors = SafeTensors::deserialize(&saved).unwrap();
-    // As another program writes it, with `head.bias` of another shape or left out.
+    // As another program writes them, with `head.bias` of another shape or left out.
     let rewritten = |shape: Option<&[usize]>| {
         let views = tensors.iter().filter_map(|(name, tensor)| match name {
             "head.bias" => Some((

@@ -36,7 +36,7 @@ pub const BY_SIZE: [&str; 7] = [
     "gpt2_medium_b4_s1024",
 ];
 
-/// What the program did.
+/// The result of running the program.
 #[derive(Debug)]
 pub struct Ran {
     pub code: Option<i32>,
@@ -52,7 +52,7 @@ impl From<Output> for Ran {
 }
 
 impl Ran {
-    /// Panics where it did not end well.
+    /// Panics if it did not succeed.
     pub fn done(self) -> Ran {
         assert_eq!(self.code, Some(0), "{}", self.stderr);
         self
@@ -63,12 +63,12 @@ impl Ran {
         self.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    /// The last line: what came of it all.
+    /// The last line: the result of the run.
     pub fn result(&self) -> Value {
         self.lines().pop().unwrap()
     }
 
-    /// The loss of each step, digit by digit.
+    /// The loss of each step, with all digits.
     pub fn losses(&self) -> Vec<String> {
         self.lines().iter().filter_map(|line| line.get("loss").map(Value::to_string)).collect()
     }
@@ -85,8 +85,8 @@ pub fn code_of_refusal(stderr: &str) -> i32 {
     }
 }
 
-/// The program; its cache holds machines of up to four threads. It ignores no signal, be this test
-/// run by `nohup` or in the background.
+/// The program; its cache holds machines of up to four threads. It ignores no signal, even if this
+/// test is run by `nohup` or in the background.
 pub fn tightfit() -> Command {
     static CACHE: OnceLock<PathBuf> = OnceLock::new();
     let cache = CACHE.get_or_init(|| {
@@ -142,8 +142,8 @@ pub fn run(folder: &Path, arguments: &str) -> Ran {
     tightfit().current_dir(corpus().parent().unwrap()).args(arguments).output().unwrap().into()
 }
 
-/// In the quick tier, the smallest budget is searched for by work that takes a fraction of the
-/// second that it takes by default.
+/// In the quick tier, the search for the smallest budget is limited to work that takes a fraction
+/// of the second that it takes by default.
 fn work(arguments: &str) -> &'static str {
     let says = |option: &str| arguments.contains(option);
     let is_said = ["--iterations", "--deadline", "--planner", "--output"].into_iter().any(says);
@@ -169,8 +169,8 @@ pub fn folder() -> TempDir {
     TempDir::new().unwrap()
 }
 
-/// Long lines in parts, each but the last with a backslash at its end, as a string of Rust goes on
-/// on the next line. Nothing else is changed, so two texts are the same where their parts are.
+/// Long lines in parts, each but the last with a backslash at its end, as in a Rust string literal.
+/// Nothing else is changed, so two texts are the same if their parts are.
 pub fn folded(text: &str) -> String {
     const WIDTH: usize = 80;
     let mut folded = String::new();
@@ -192,7 +192,7 @@ pub fn folded(text: &str) -> String {
     folded
 }
 
-/// Names of what lies in a folder.
+/// Names of the files in a folder.
 pub fn listing(folder: &Path) -> Vec<String> {
     let mut names: Vec<String> = std::fs::read_dir(folder)
         .unwrap()
@@ -202,8 +202,8 @@ pub fn listing(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Tags of an XML text without comments, CDATA or entities beyond the five; panics where they do
-/// not nest.
+/// Tags of an XML text without comments, CDATA or entities beyond the five; panics if they do not
+/// nest.
 pub fn tags(text: &str) -> Vec<String> {
     let (mut open, mut all) = (Vec::new(), Vec::new());
     let mut rest = text.trim();

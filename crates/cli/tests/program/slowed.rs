@@ -1,5 +1,5 @@
-//! Training through a tier that is slowed down. Invariant: there are transfers under way at any
-//! time, so whatever happens to the run or its tier happens in the middle of one.
+//! Training through a slowed-down tier. Invariant: transfers are under way at any time, so whatever
+//! happens to the run or its tier happens in the middle of one.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader};
@@ -21,19 +21,19 @@ pub fn started(step: &str, folder: &Path, steps: u32, rest: &str) -> Child {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Goes on when it has told of so many losses.
+/// Waits until the run has reported this many losses.
 pub fn after(child: &mut Child, losses: usize) {
     let stdout = child.stdout.as_mut().unwrap();
     let mut lines = BufReader::with_capacity(1, stdout).lines();
     (0..losses).for_each(|_| assert!(lines.next().unwrap().unwrap().contains("loss")));
 }
 
-/// Changes bytes all over its tier, once.
+/// Changes bytes throughout its tier, once.
 pub fn damage(child: &Child) {
     flip(&opened(child));
 }
 
-/// Changes bytes all over its tier, so that something that is brought back is hit, until it ends.
+/// Changes bytes throughout its tier until it ends, so that something that is brought back is hit.
 pub fn damaged(mut child: Child) -> Output {
     let file = opened(&child);
     for _ in 0..200 {
@@ -60,7 +60,7 @@ fn opened(child: &Child) -> File {
     OpenOptions::new().read(true).write(true).open(tier_of(child)).unwrap()
 }
 
-/// The file of its tier, which has no name.
+/// The file of its tier, which has been unlinked.
 fn tier_of(child: &Child) -> PathBuf {
     let open = fs::read_dir(format!("/proc/{}/fd", child.id())).unwrap();
     let is_tier = |path: &PathBuf| {

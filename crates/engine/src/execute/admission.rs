@@ -1,8 +1,8 @@
-//! What planning does without but execution needs. Invariant: in an admitted graph every node that
-//! runs has an operator, strides and types that kernels know, and what it writes has places of its
-//! own: no two elements of an output share a byte, nor do two outputs, nor an output and an input,
+//! What execution needs and planning does not. Invariant: in an admitted graph every node that runs
+//! has an operator, strides and types that kernels know, and what it writes has places of its own:
+//! no two elements of an output share a byte, nor do two outputs, nor an output and an input,
 //! except where the operator reads an element before it writes that very element. And what is read
-//! was written: a view shows no byte that the node behind it left as it was.
+//! was written: a view shows no byte that the node producing its storage left unwritten.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -34,7 +34,8 @@ pub(super) fn admit(graph: &Graph) -> Result<(), CompileError> {
 
 fn operators_are_known(graph: &Graph) -> Result<(), CompileError> {
     let mut unknown: BTreeMap<&str, UnknownOperator> = BTreeMap::new();
-    // Views too: whether one shows the elements that its operator means is for the table to say.
+    // Views too: the operator table decides whether a view shows the elements that its operator
+    // means.
     for node in graph.nodes().values().filter(|node| !node.phase.is_placeholder()) {
         if node.operator.is_none() {
             let entry = unknown.entry(&node.op).or_insert_with(|| UnknownOperator {
@@ -61,8 +62,8 @@ fn conforms(graph: &Graph, id: NodeId) -> Result<(), CompileError> {
     result.map_err(|reason| CompileError::Unsuited { node: name, op, reason })
 }
 
-/// The graph treats a call as its row says: what computes is run, what writes is known to write,
-/// what draws random numbers is replayed.
+/// The graph treats a call as its row says: a call that computes is run, one that writes is known
+/// to write, one that draws random numbers is replayed.
 fn marked(graph: &Graph, id: NodeId, operator: Operator) -> Result<(), Unsuited> {
     let node = &graph.nodes()[id];
     let kind = operator.row().kind;
@@ -104,7 +105,7 @@ fn is_computable(value: &Value) -> Result<(), String> {
     Ok(())
 }
 
-/// Worker threads write the elements of all outputs side by side, so all must lie apart.
+/// Worker threads write the elements of all outputs in parallel, so no two may overlap.
 fn writes_places_of_its_own(graph: &Graph, id: NodeId) -> Result<(), String> {
     let (node, values) = (&graph.nodes()[id], graph.values());
     let outputs: Vec<(usize, &Value)> = node
@@ -141,8 +142,8 @@ fn writes_places_of_its_own(graph: &Graph, id: NodeId) -> Result<(), String> {
     Ok(())
 }
 
-/// Some elements may lie in one place. The strides of a dense tensor, of a slice, and of any
-/// permutation of them each lead beyond all that the smaller ones reach.
+/// Whether elements may share a place. In a dense tensor, a slice, or any permutation of them, each
+/// stride leads past everything that the smaller strides reach.
 fn elements_overlap(value: &Value) -> bool {
     if value.tensor.elements() == 0 {
         return false;
@@ -162,7 +163,7 @@ fn elements_overlap(value: &Value) -> bool {
     })
 }
 
-/// From the first byte of a value to behind its last one, within its storage.
+/// From the first byte of a value to the end of its last one, within its storage.
 fn span(value: &Value) -> Range<u64> {
     if value.tensor.elements() == 0 {
         return 0..0;
@@ -179,8 +180,8 @@ fn share_bytes(a: &Value, b: &Value) -> bool {
     a.storage == b.storage && x.start < y.end && y.start < x.end
 }
 
-/// `as_strided` leads to any byte of a storage; all other views show elements of their input. What
-/// it shows must lie within what the storage's producer writes, without gaps or exactly so.
+/// `as_strided` can reach any byte of a storage; all other views show elements of their input. What
+/// it shows must lie within what the storage's producer writes, without gaps or in the same layout.
 fn shows_what_was_written(graph: &Graph, id: NodeId) -> Result<(), String> {
     let values = graph.values();
     for &view in graph.nodes()[id].outputs.iter().flatten() {
@@ -205,8 +206,8 @@ fn shows_what_was_written(graph: &Graph, id: NodeId) -> Result<(), String> {
     Ok(())
 }
 
-/// The operator may write `output` where `input` lies: it reads each element, if at all, before it
-/// writes that one.
+/// Whether the operator may write `output` where `input` lies: it reads each element, if at all,
+/// before it writes that one.
 fn in_place(node: &Node, index: usize, output: &Value, input: ValueId, graph: &Graph) -> bool {
     let Some(operator) = node.operator else { return false };
     let may = |argument: usize| match operator {

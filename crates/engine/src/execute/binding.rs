@@ -13,8 +13,8 @@ use crate::kernels::tensor::Tensor;
 use crate::kernels::{self, Kernel, KernelError, Operands, Scratch};
 use crate::memory::tier::BLOCK;
 
-/// There is one tier below the slab, a file, and what moves between both lies in whole blocks of
-/// the same size.
+/// Checks that there is one tier below the slab, a file, and that transfers between the two move
+/// whole blocks of the same size.
 pub(super) fn transfers_suit(schedule: &Schedule) -> Result<(), CompileError> {
     let mut tiers = schedule.buffers.values().map(|buffer| buffer.tier).filter(|&t| t != DEVICE);
     let first = tiers.next();
@@ -35,7 +35,7 @@ pub(super) fn transfers_suit(schedule: &Schedule) -> Result<(), CompileError> {
     Ok(())
 }
 
-/// The second halves of collectives, each with the instruction before which it has its place.
+/// The second halves of collectives, each with the instruction before which it must run.
 pub(super) fn ends(
     graph: &Graph,
     places: (&Schedule, Option<&Region>),
@@ -51,8 +51,7 @@ pub(super) fn ends(
     Ok(ends)
 }
 
-/// Where a buffer lies that is not placed while the run goes on; none where it lies among those
-/// that are.
+/// The address of a buffer that is not placed at run time; none if it lies among those that are.
 pub(super) fn address(
     (schedule, region): (&Schedule, Option<&Region>),
     buffer: BufferId,
@@ -75,7 +74,7 @@ pub(super) fn compile(
     })
 }
 
-/// What is made of a call whose operands are bound.
+/// What `make` makes of a call whose operands are bound.
 fn with_operands<T>(
     graph: &Graph,
     (schedule, region): (&Schedule, Option<&Region>),

@@ -1,6 +1,6 @@
 //! Why a schedule cannot be executed, why a run cannot go on, and why a step of it failed.
 //! Invariant: a message names the node, the instruction or the operators, and what to do about them
-//! where something can be done.
+//! if something can be done.
 
 use std::io;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ use crate::transport::LinkError;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CompileError {
-    /// The checker refused the schedule, or it is one of another graph.
+    /// The checker refused the schedule, or it belongs to another graph.
     #[error("the schedule is wrong and was not executed: {0}")]
     Violation(#[from] Violation),
     /// The schedule was checked for other kernels than the engine's, or for another number of
@@ -45,7 +45,7 @@ pub enum CompileError {
         list(operators)
     )]
     UnknownOperators {
-        /// These, with their first nodes.
+        /// The operators, with their first nodes.
         operators: Vec<UnknownOperator>,
     },
     /// A kernel cannot compute the node.
@@ -68,7 +68,7 @@ pub enum CompileError {
         /// What does not suit the row.
         reason: Unsuited,
     },
-    /// A node whose strides, element types or places in memory suit no kernel at all.
+    /// A node whose strides, element types or places in memory no kernel supports.
     #[error("node `{node}`: {what}; this graph is for planning only")]
     NotExecutable {
         /// The node's name.
@@ -79,13 +79,13 @@ pub enum CompileError {
     /// The schedule uses several tiers below the device.
     #[error("the schedule uses several tiers below the slab; the engine has one, a file")]
     Tiers,
-    /// A tensor lies in the bytes of another one that is placed while the run goes on.
+    /// A tensor lies in the bytes of another one that is placed at run time.
     #[error("node `{node}`: what it computes with lies among the parameters and is none of them")]
     AmongPlaced {
         /// The node's name.
         node: String,
     },
-    /// An input or an output of the graph is a tensor that is placed while the run goes on.
+    /// An input or an output of the graph is a tensor that is placed at run time.
     #[error(
         "node `{node}` makes an input or an output of the graph that lies in a parameter or in \
          state: between two steps nobody knows where these are, unless they are planned"
@@ -143,10 +143,10 @@ fn list(operators: &[UnknownOperator]) -> String {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum StepError {
-    /// The tier failed, or what came back from it is not what was written there.
+    /// The tier failed, or the bytes read back from it differ from those written.
     #[error(transparent)]
     Tier(#[from] TierError),
-    /// The manager of residency has no room for what a call computes with.
+    /// The manager of residency has no space for what a call computes with.
     #[error(transparent)]
     Residency(#[from] ResidencyError),
     /// A tensor that a call computes with is not in the slab: a defect of this program.
@@ -193,7 +193,7 @@ pub enum SessionError {
     /// There is no plan of moves that another one could replace.
     #[error("tensors are placed while the run goes on: there is no plan of their moves to replace")]
     Placed,
-    /// The schedule moves tensors that are to be placed while the run goes on.
+    /// The schedule moves tensors that are to be placed at run time.
     #[error("the schedule moves tensors by itself: plan it without a tier")]
     MovesByItself,
     /// The system refused the threads of the lanes.
@@ -225,13 +225,13 @@ pub enum SessionError {
     /// A batch could not be read.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// Another rank failed, or is not heard of any more.
+    /// Another rank failed, or no longer responds.
     #[error(transparent)]
     Link(#[from] LinkError),
     /// Another rank could not go on between two steps.
     #[error(transparent)]
     OtherRank(#[from] OtherRank),
-    /// No number is left for another step.
+    /// The step numbers are exhausted.
     #[error("the run has done {} steps, and there are no numbers for more", u32::MAX)]
     NoMoreSteps,
     /// A step failed.
@@ -255,7 +255,7 @@ pub struct OtherRank {
 }
 
 impl StepError {
-    /// Whether no other step can follow.
+    /// Whether no further step can follow.
     pub(super) fn is_fatal(&self) -> bool {
         match self {
             StepError::Tier(_)
@@ -267,7 +267,7 @@ impl StepError {
     }
 }
 
-/// As an error of reading and writing; the tier's own stays one of the tier.
+/// As an I/O error; an error of the tier stays an error of the tier.
 impl From<StepError> for io::Error {
     fn from(error: StepError) -> io::Error {
         match error {
@@ -277,7 +277,7 @@ impl From<StepError> for io::Error {
     }
 }
 
-/// What the tier said, which went through a stream of bytes.
+/// Recovers the tier's error, which passed through a stream of bytes.
 pub(super) fn of_tier(error: io::Error) -> SessionError {
     SessionError::Tier(error.downcast().unwrap_or(TierError::Failed))
 }

@@ -1,5 +1,5 @@
-//! Loss and accuracy over the validation split. Invariant: an evaluation computes in what training
-//! leaves free and changes no parameter and no state.
+//! Loss and accuracy over the validation split. Invariant: an evaluation computes in the memory
+//! that training leaves free and changes no parameter and no state.
 
 use tightfit::tensor::DType;
 
@@ -23,8 +23,8 @@ pub struct Evaluation {
 }
 
 impl Session {
-    /// Loss and accuracy over the validation split, or over its first `most` batches; `None` where
-    /// the step has no evaluation that fits.
+    /// Loss and accuracy over the validation split, or over its first `most` batches; `None` if the
+    /// step has no evaluation that fits.
     pub fn evaluate(
         &mut self,
         data: &mut Dataset,
@@ -39,9 +39,9 @@ impl Session {
         if let Err(SessionError::Step { error, .. }) = &evaluated {
             self.has_failed |= self.is_fatal(error);
         }
-        // What it has brought for a batch that does not come lies where training computes.
+        // What was already moved for a batch that does not follow lies where training computes.
         let rested = self.rest().map_err(failed(self.next_step));
-        // What failed first says why.
+        // The first failure says why.
         evaluated.and_then(|evaluation| rested.map(|()| evaluation))
     }
 
@@ -57,8 +57,8 @@ impl Session {
         let [batch] = compiled.batches[..] else { return Ok(None) };
         let all = data.validation_batches(batch.rows);
         let asked = all.min(most);
-        // Ranks that share batches take one each in turn. Who has none left computes the last one
-        // beside the others, and leaves it out.
+        // Ranks that share batches take one each in turn. A rank that has none left computes the
+        // last one along with the others, and leaves it out.
         let share = compiled.part.share.as_ref();
         let (first, step) = share.map_or((0, 1), |share| (share.rank, share.ranks));
         let numbers = (0..asked).step_by(step as usize).map(|number| number + first as usize);
@@ -81,8 +81,8 @@ impl Session {
             let Some(prediction) = prediction.filter(|output| output.dtype == DType::F32) else {
                 continue;
             };
-            // The batch may be overwritten by now. Its rows are read again one by one: all of its
-            // targets would be memory beside the slab.
+            // The batch may be overwritten by now. Its rows are read again one by one: holding all
+            // of its targets would take memory in addition to the slab.
             let mut entries = entries(&self.slab, prediction);
             let classes = prediction.shape.last().copied().unwrap_or(1) as usize;
             let mut target = vec![0; 8 * compiled.part.targets as usize / batch.rows.max(1)];
@@ -101,7 +101,7 @@ impl Session {
         Ok(Some(Evaluation { loss: loss / rows, accuracy, batches: (all.min(most), all) }))
     }
 
-    /// What all ranks have of an evaluation.
+    /// The sums of an evaluation over all ranks.
     fn all(&self, own: Sums) -> Result<Sums, SessionError> {
         let Some(link) = &self.link else { return Ok(own) };
         let shares = self.evaluation.as_ref().is_some_and(|it| it.part.share.is_some());
@@ -121,8 +121,7 @@ impl Session {
     }
 }
 
-/// What is summed over the batches of an evaluation; on one of several ranks, as far as it is
-/// computed there.
+/// The sums over the batches of an evaluation; on one of several ranks, the part computed there.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sums {
     rows: f64,
@@ -140,7 +139,7 @@ fn entries<'a>(slab: &'a Slab, prediction: &'a Located) -> impl Iterator<Item = 
     })
 }
 
-/// The index of the largest entry, the first one of equals; `None` where no entry is any number.
+/// The index of the largest entry, the first one of equals; `None` if every entry is NaN.
 fn largest(entries: impl Iterator<Item = f32>) -> Option<i64> {
     let mut best = None;
     for (class, entry) in entries.enumerate() {

@@ -1,7 +1,7 @@
 //! The interpreter: a checked schedule, compiled, executed step after step. Invariant: only a
 //! schedule that passed the checker for this very graph and profile is compiled, executing it
-//! allocates nothing but kernels for tensors that are placed anew, and it runs on the threads that
-//! it was compiled for and on no others, but for transfers, which the lanes carry that it is given.
+//! allocates nothing but kernels for tensors that changed places, and it runs on the threads that
+//! it was compiled for and on no others, except transfers, which run on the lanes attached to it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -46,16 +46,17 @@ struct Compiled {
     kernel: Kernel,
 }
 
-/// What was measured while a step ran, with times from its start.
+/// A measurement taken while a step ran, with times from its start.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Executed {
     /// A call.
     Call(CallInTime),
-    /// A transfer, when it was waited for; one that crosses the border of the step began before it.
+    /// A transfer, reported when waited for; one that crosses the border of the step began before
+    /// it.
     Transfer(TransferInTime),
-    /// A call waited so long for tensors that are placed while the run goes on.
+    /// The time for which a call waited for tensors that are placed at run time.
     Layout(Seconds),
-    /// A collective had to end here, which took so long.
+    /// The time that the end of a collective took.
     End(Seconds),
 }
 
@@ -100,25 +101,25 @@ fn suits_engine(checked: Conditions, threads: usize) -> Result<(), CompileError>
 /// A schedule, compiled for the threads of one pool, which it keeps.
 pub struct Executable {
     ops: Vec<Op>,
-    /// What is under way when a step begins.
+    /// Transfers in flight when a step begins.
     crossing: Vec<TransferId>,
     /// The number that the last transfer of each kind had on its lane.
     numbers: Vec<AtomicU64>,
     lanes: Option<Arc<Lanes>>,
-    /// Where it finds tensors that are placed while the run goes on.
+    /// Where it finds tensors that are placed at run time.
     placement: Option<(Shared, Turn)>,
     pool: Arc<ThreadPool>,
     slab: Bytes,
     fault: FaultFlag,
-    /// The way to other ranks, and the number there of the graph's first message.
+    /// The link to other ranks, and the link's number for the graph's first message.
     link: Option<(Arc<dyn Link>, u32)>,
-    /// The first micro-batch in the whole step that is this graph's, and how far from one to the
-    /// next.
+    /// The number in the whole step of this graph's first micro-batch, and the distance from one to
+    /// the next.
     share: (u32, u32),
 }
 
 impl Executable {
-    /// Refuses a graph that no schedule makes executable, before one is looked for.
+    /// Refuses a graph that no schedule makes executable, before one is searched for.
     pub fn admits(graph: &Graph) -> Result<(), CompileError> {
         admit(graph)
     }
@@ -127,8 +128,8 @@ impl Executable {
     /// kernels divide their workspace among that many.
     ///
     /// # Errors
-    /// Where the graph is another one, the schedule was checked for other kernels or another number
-    /// of threads, or the graph uses what the engine cannot execute.
+    /// If the graph is another one, the schedule was checked for other kernels or another number of
+    /// threads, or the graph uses what the engine cannot execute.
     pub fn compile(
         graph: &Graph,
         checked: &Checked,
@@ -138,7 +139,7 @@ impl Executable {
     }
 
     /// The same with a region in place of the bottom of the slab; what lies there in the schedule
-    /// is placed while the run goes on.
+    /// is placed at run time.
     pub(super) fn compile_around(
         graph: &Graph,
         checked: &Checked,
@@ -188,7 +189,7 @@ impl Executable {
                         }
                     });
                 }
-                // Buffers have their addresses, so there is nothing to give back.
+                // Buffers have fixed addresses, so there is nothing to give back.
                 Instruction::Free(_) => {}
                 Instruction::Start(transfer) => ops.push(Op::Start(start(schedule, transfer))),
                 Instruction::Wait(id) => {
@@ -233,14 +234,14 @@ impl Executable {
         self.lanes = Some(Arc::clone(lanes));
     }
 
-    /// Sends what goes to other ranks by `link` from now on, and waits there for what comes; the
+    /// From now on sends to other ranks through `link`, and waits there for what they send; the
     /// link numbers the messages of the graph from `first` on.
     pub fn connect(&mut self, link: Arc<dyn Link>, first: u32) {
         self.link = Some((link, first));
     }
 
-    /// Draws for micro-batches from now on as for those that they are in the whole step: the first
-    /// one's number there, and how far it is from one to the next.
+    /// From now on draws random numbers for micro-batches by their numbers in the whole step: that
+    /// of the first one, and the distance from one to the next.
     pub(super) fn share(&mut self, first: u32, step: u32) {
         self.share = (first, step);
     }
@@ -256,10 +257,10 @@ impl Executable {
         self.placement = Some((Arc::clone(placement), turn));
     }
 
-    /// Starts what is under way when a step begins, as the end of the step before would have.
+    /// Starts what is in flight when a step begins, as the end of the step before would have.
     ///
     /// # Errors
-    /// [`StepError::NoLanes`] where the schedule has transfers and nobody carries them.
+    /// [`StepError::NoLanes`] if the schedule has transfers and there are no lanes.
     pub(super) fn begin(&self, slab: &Slab) -> Result<(), StepError> {
         for op in &self.ops {
             if let Op::Start(start) = op
@@ -277,10 +278,10 @@ impl Executable {
     /// Executes one step.
     ///
     /// # Errors
-    /// [`StepError`] where the batch does not suit the model, or the tier failed.
+    /// [`StepError`] if the batch does not suit the model, or the tier failed.
     ///
     /// # Panics
-    /// Where the slab is smaller than the schedule's.
+    /// If the slab is smaller than the schedule's.
     pub fn run(&self, slab: &mut Slab, settings: &StepSettings) -> Result<(), StepError> {
         self.execute(slab, settings, |what, laid_out| {
             match what {
@@ -350,7 +351,7 @@ impl Executable {
         Ok(())
     }
 
-    /// Whether calls go on while something moves.
+    /// Whether calls go on during transfers.
     fn overlaps(&self) -> bool {
         self.lanes.as_ref().is_none_or(|lanes| lanes.overlaps())
     }
@@ -416,7 +417,7 @@ impl Executable {
                             act(Doing::Wait { way, lane, id }, slab)?;
                         }
                     }
-                    // Nothing is under way any more where nothing overlaps.
+                    // Without overlap, nothing is in flight any more.
                     &Op::Wait(way, lane, id) if overlaps => {
                         act(Doing::Wait { way, lane, id }, slab)?
                     }

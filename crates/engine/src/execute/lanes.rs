@@ -1,6 +1,6 @@
-//! The lanes between slab and tier, each on a thread of its own. Invariant: a lane moves one thing
-//! after another, in the order in which they were started, and none before what it has to come
-//! after on the other lane; what went wrong is said by the next wait on that lane.
+//! The lanes between slab and tier, each on a thread of its own. Invariant: a lane carries one
+//! transfer after another, in the order in which they were started, and none before the transfer of
+//! the other lane that it depends on; an error is returned by the next wait on that lane.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use crate::memory::slab::Part;
 use crate::memory::tier::{CHUNK, Checksums, TierError, TierFile};
 
-/// What a lane's thread needs for its stack.
+/// Bytes of stack of a lane's thread.
 pub(crate) const STACK: usize = 128 << 10;
 
-/// Which way a lane leads.
+/// The direction of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     /// From the slab to the tier.
@@ -29,28 +29,28 @@ pub(super) struct Job {
     /// First byte of the buffer in the tier.
     pub below: u64,
     pub checksums: Checksums,
-    /// The number of a transfer of the other lane, started before, that has to be over first; 0
-    /// for none.
+    /// The number of a transfer of the other lane, started before, that has to end first; 0 for
+    /// none.
     pub after: u64,
 }
 
-/// When a lane took a transfer up, and how long it took.
+/// When a lane took up a transfer, and how long it took.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Moved {
     pub start: Instant,
     pub seconds: f64,
 }
 
-/// How lanes are used; to measure what other tiers, or none of the overlap, would cost.
+/// How lanes are used; set to measure what other tiers, or no overlap, would cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Traffic {
     /// The most bytes that a lane moves in a second.
     pub throttle: Option<f64>,
-    /// Calls go on while something moves.
+    /// Whether calls go on during transfers.
     pub overlaps: bool,
 }
 
-/// As fast as can be, beside the calls.
+/// As fast as possible, at the same time as the calls.
 impl Default for Traffic {
     fn default() -> Traffic {
         Traffic { throttle: None, overlaps: true }
@@ -79,17 +79,17 @@ struct Shared {
 #[derive(Default)]
 struct State {
     waiting: VecDeque<Job>,
-    /// Transfers that were started, and those that are over, since the run began.
+    /// Transfers that were started, and those that have ended, since the run began.
     started: u64,
     done: u64,
     failed: Option<TierError>,
     is_closing: bool,
-    /// The last transfers that are over, by their numbers; as many as there may be under way.
+    /// The last transfers that have ended, by their numbers; as many as may be in flight at once.
     moved: Vec<Option<(u64, Moved)>>,
 }
 
 impl Lanes {
-    /// Two threads for a tier; `most` transfers are started at most before one is over.
+    /// Two threads for a tier; at most `most` transfers are in flight at once.
     pub fn new(file: TierFile, most: usize, traffic: Traffic) -> Result<Lanes, std::io::Error> {
         let file = Arc::new(file);
         let [outward, homeward] = [(); 2].map(|()| Arc::new(Shared::with_room(most)));
@@ -101,7 +101,7 @@ impl Lanes {
         Ok(Lanes { out, back, file, overlaps: traffic.overlaps })
     }
 
-    /// Whether calls go on while something moves.
+    /// Whether calls go on during transfers.
     pub fn overlaps(&self) -> bool {
         self.overlaps
     }
@@ -118,7 +118,7 @@ impl Lanes {
         }
     }
 
-    /// Starts a transfer; its number on its lane.
+    /// Starts a transfer and returns its number on its lane.
     pub fn start(&self, way: Way, job: Job) -> u64 {
         let mut state = self.lane(way).shared.lock();
         state.waiting.push_back(job);
@@ -127,11 +127,11 @@ impl Lanes {
         state.started
     }
 
-    /// Goes on when the transfer of this number is over, and says when that was, where it was one
-    /// of the last.
+    /// Returns when the transfer of this number has ended, with its times if it was one of the
+    /// last.
     ///
     /// # Errors
-    /// Where something went wrong on the lane, be it with this transfer or with one before.
+    /// If something failed on the lane, be it this transfer or one before.
     pub fn wait(&self, way: Way, number: u64) -> Result<Option<Moved>, TierError> {
         let shared = &self.lane(way).shared;
         shared.wait(number)?;
@@ -141,10 +141,10 @@ impl Lanes {
         Ok(moved.filter(|moved| moved.0 == number).map(|moved| moved.1))
     }
 
-    /// Goes on when nothing is under way.
+    /// Returns when nothing is in flight.
     ///
     /// # Errors
-    /// Where something went wrong on a lane.
+    /// If something failed on a lane.
     pub fn settle(&self) -> Result<(), TierError> {
         let [out, back] = [Way::Out, Way::Back].map(|way| {
             let shared = &self.lane(way).shared;
@@ -153,7 +153,7 @@ impl Lanes {
             shared.wait(started)
         });
         match (out, back) {
-            // What failed on the other lane says why.
+            // The failure of the other lane says why.
             (Err(TierError::Failed), Err(error)) => Err(error),
             (out, back) => out.and(back),
         }
@@ -161,7 +161,7 @@ impl Lanes {
 }
 
 impl Shared {
-    /// With room for so many transfers that are under way.
+    /// With space for this many transfers in flight.
     fn with_room(most: usize) -> Shared {
         let state = State {
             waiting: VecDeque::with_capacity(most),
@@ -171,12 +171,12 @@ impl Shared {
         Shared { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// A thread that panicked leaves what it was about to do undone, and its message.
+    /// A thread that panicked leaves the change it was about to make undone, and its message.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Goes on when the transfer of this number is over, whatever went wrong.
+    /// Returns when the transfer of this number has ended, even if something failed.
     fn drain(&self, number: u64) {
         let mut state = self.lock();
         while state.done < number {
@@ -184,8 +184,8 @@ impl Shared {
         }
     }
 
-    /// Goes on when the transfer of this number is over, and says whether everything up to it was
-    /// carried; it was not where the lane was closed before.
+    /// Returns when the transfer of this number has ended, with whether everything up to it was
+    /// carried; it was not if the lane was closed before.
     fn has_carried(&self, number: u64) -> bool {
         let mut state = self.lock();
         while state.done < number && !state.is_closing {
@@ -199,7 +199,7 @@ impl Shared {
         while state.done < number && state.failed.is_none() {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        // Later waits must not go on either.
+        // Later waits must not succeed either.
         match state.failed.take() {
             Some(error) => {
                 state.failed = Some(TierError::Failed);
@@ -236,7 +236,7 @@ impl Drop for Lane {
         drop(state);
         self.shared.changed.notify_all();
         if let Some(thread) = self.thread.take() {
-            // One that panicked has said so.
+            // If it panicked, the panic was already reported.
             let _ = thread.join();
         }
     }
@@ -255,10 +255,11 @@ fn serve(way: Way, file: &TierFile, [shared, other]: [&Shared; 2], throttle: Opt
         };
         let has_failed = state.failed.is_some();
         drop(state);
-        // What it has to come after was not carried: what is there now would be lost.
+        // If the transfer it depends on was not carried, this one would overwrite what is there
+        // now.
         let may_begin = job.after == 0 || other.has_carried(job.after);
         let start = Instant::now();
-        // A panic would leave others waiting for ever.
+        // A panic would leave others waiting forever.
         let carried = || match (has_failed, may_begin) {
             (true, _) => Ok(()),
             (false, false) => Err(TierError::Failed),
@@ -277,7 +278,7 @@ fn serve(way: Way, file: &TierFile, [shared, other]: [&Shared; 2], throttle: Opt
     }
 }
 
-/// Moves one thing, chunk by chunk.
+/// Carries one transfer, chunk by chunk.
 fn carry(way: Way, file: &TierFile, mut job: Job, throttle: Option<f64>) -> Result<(), TierError> {
     let begun = Instant::now();
     let whole = job.slab.len();
@@ -287,8 +288,9 @@ fn carry(way: Way, file: &TierFile, mut job: Job, throttle: Option<f64>) -> Resu
         let range = from as usize..to as usize;
         match way {
             Way::Out => {
-                // SAFETY: the lanes end before the slab does, and the checker let no schedule pass,
-                // nor the judge of residency a move, in which something writes to what is leaving.
+                // SAFETY: the lanes end before the slab does, and neither the checker lets a
+                // schedule pass, nor the judge of residency a move, in which something writes to
+                // what is leaving.
                 let bytes = unsafe { job.slab.read() };
                 file.write(job.below, from, &bytes[range], &job.checksums)?;
             }

@@ -1,5 +1,5 @@
 //! A call that computes with tensors whose places are decided at run time. Invariant: its kernel is
-//! compiled for where these tensors are when it runs, and for nothing else.
+//! compiled for the places of these tensors at the time it runs, and for no others.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -15,7 +15,7 @@ use crate::kernels::tensor::Tensor;
 use crate::kernels::{self, Kernel, Scratch};
 use crate::residency::{Phase, TensorId};
 
-/// Kernels of a call that are kept, for as many places of its tensors: in a steady run few recur.
+/// Compiled kernels kept per call, one for each set of places; in a steady run few recur.
 const KEPT: usize = 2;
 
 /// A call whose kernel depends on where tensors are.
@@ -26,22 +26,22 @@ pub(super) struct PlacedCall {
     outputs: Vec<Option<Operand>>,
     scratch: Option<Scratch>,
     threads: usize,
-    /// What it computes with.
+    /// The persistent tensors that it computes with.
     pub operands: Operands,
     /// The part of the step that it belongs to.
     pub phase: Phase,
-    /// The last one used comes last.
+    /// Most recently used last.
     kernels: Mutex<Vec<(Vec<u64>, Kernel)>>,
 }
 
-/// An operand, with its address from the beginning of its tensor, if that may be anywhere.
+/// An operand, with its offset from the beginning of its tensor, if that may be anywhere.
 struct Operand {
     tensor: Tensor,
     placed: Option<TensorId>,
 }
 
 impl PlacedCall {
-    /// A call of a schedule that computes with tensors of a region; none where it does not.
+    /// A call of a schedule that computes with tensors of a region; none if it does not.
     pub fn new(
         graph: &Graph,
         (schedule, region): (&Schedule, &Region),
@@ -88,10 +88,10 @@ impl PlacedCall {
         }))
     }
 
-    /// A kernel for tensors anywhere, to know before the first step that there is one.
+    /// Compiles a kernel for arbitrary places, to know before the first step that there is one.
     ///
     /// # Errors
-    /// Where none computes this.
+    /// If no kernel computes this call.
     pub fn probe(&self) -> Result<(), CompileError> {
         self.compile(|_| Some(0)).map(drop).map_err(|reason| match reason {
             Uncompiled::Absent => CompileError::AmongPlaced { node: self.node.name.clone() },
@@ -103,10 +103,10 @@ impl PlacedCall {
         })
     }
 
-    /// Has `run` compute with the tensors that were acquired, where they are.
+    /// Has `run` compute with the acquired tensors, at their current places.
     ///
     /// # Errors
-    /// Where one is nowhere.
+    /// If one of them has no place.
     pub fn with_kernel<R>(
         &self,
         placement: &Placement,
@@ -156,13 +156,13 @@ impl PlacedCall {
 
 /// Why there is no kernel.
 enum Uncompiled {
-    /// A tensor is nowhere.
+    /// A tensor has no place.
     Absent,
-    /// None computes this.
+    /// No kernel computes this call.
     Kernel(kernels::KernelError),
 }
 
-/// The part of the step that a node belongs to, as the manager of residency knows them.
+/// The part of the step that a node belongs to, in the terms of the manager of residency.
 fn phase(phase: graph::Phase) -> Phase {
     match phase {
         graph::Phase::Optimizer => Phase::Optimizer,

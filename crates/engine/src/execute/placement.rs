@@ -1,5 +1,5 @@
-//! Persistent tensors where the manager of residency puts them, while a run goes on: its moves,
-//! carried out. Invariant: every move passed the manager's judge before it begins; whoever computes
+//! Persistent tensors where the manager of residency puts them during a run: its moves, carried
+//! out. Invariant: every move passed the manager's judge before it begins; a call that computes
 //! with a tensor has waited for it; and no bytes move out of a place, or into it, before what moved
 //! there earlier has arrived.
 
@@ -22,15 +22,15 @@ use crate::residency::{
     TensorId,
 };
 
-/// Transfers that may be under way without more memory.
+/// Transfers that may be in flight without allocating more memory.
 pub(super) const UNDER_WAY: usize = 256;
 
 /// What the iterations of one graph have moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Iterations {
-    /// How many there were.
+    /// Number of iterations.
     pub count: u64,
-    /// What they moved, all together.
+    /// What they moved, in total.
     pub figures: Figures,
 }
 
@@ -52,32 +52,32 @@ struct Home {
     last: Option<(Way, u64)>,
 }
 
-/// The manager of residency, and those who carry out what it says.
+/// The manager of residency, and the lanes that carry out its moves.
 pub(super) struct Placement {
     residency: Residency,
     lanes: Arc<Lanes>,
     homes: PrimaryMap<BlockId, Home>,
-    /// For each slot the last transfer that made it free.
+    /// For each slot, the number of the last transfer that freed it.
     freed: Vec<u64>,
     chunk: Bytes,
     /// The moves of the access that is being laid out.
     moves: Vec<Move>,
     /// The last transfer of each lane.
     started: [u64; 2],
-    /// Since somebody asked: those of the training, and of the evaluation.
+    /// Since they were last taken: those of the training, and of the evaluation.
     done: [Iterations; 2],
     turn: Turn,
 }
 
-/// A placement that graphs take turns with.
+/// A placement that graphs use in turn.
 pub(super) type Shared = Arc<Mutex<Placement>>;
 
-/// Whoever panicked while holding it ends the run.
+/// A thread that panics while holding it ends the run.
 pub(super) fn lock(shared: &Shared) -> MutexGuard<'_, Placement> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes room in the tier for the checksums of every block.
+/// Reserves space in the tier for the checksums of every block.
 pub(super) fn declare(region: &Region, file: &mut TierFile) -> Result<(), ResidencyError> {
     for block in region.packing()?.blocks.values() {
         let address = u64::from(block.first.as_u32()) * region.chunk.0;
@@ -87,7 +87,7 @@ pub(super) fn declare(region: &Region, file: &mut TierFile) -> Result<(), Reside
 }
 
 impl Placement {
-    /// Everything lies in the tier, with nothing in it yet that may be read.
+    /// Everything starts in the tier, where nothing may be read yet.
     pub fn new(region: &Region, lanes: &Arc<Lanes>) -> Result<Placement, StepError> {
         let residency = Residency::new(region.settings(), region.sizes())?;
         let mut homes = PrimaryMap::new();
@@ -110,7 +110,8 @@ impl Placement {
         })
     }
 
-    /// Fills what several tensors share, so that it can be read before the first of them is.
+    /// Fills blocks that several tensors share, so that they can be read before the first of these
+    /// is.
     pub fn clear(&self, staging: &Staging) -> io::Result<()> {
         let file = Some(&**self.lanes.file());
         let shared = self.residency.packing().blocks.values().zip(self.homes.values());
@@ -121,13 +122,13 @@ impl Placement {
         Ok(())
     }
 
-    /// An iteration of a graph begins.
+    /// Begins an iteration of a graph.
     pub fn begin(&mut self, turn: Turn) -> Result<(), StepError> {
         self.turn = turn;
         Ok(self.residency.begin(GraphKey(turn as u64))?)
     }
 
-    /// It ends.
+    /// Ends it.
     pub fn end(&mut self) -> Result<(), StepError> {
         let figures = self.residency.end()?;
         let done = &mut self.done[self.turn as usize];
@@ -136,12 +137,12 @@ impl Placement {
         Ok(())
     }
 
-    /// What iterations of the training and of the evaluation have moved since this was asked last.
+    /// What iterations of the training and of the evaluation have moved since the last call.
     pub fn take_figures(&mut self) -> [Iterations; 2] {
         std::mem::take(&mut self.done)
     }
 
-    /// Goes on when everything that a call computes with is on the device, and says how long that
+    /// Returns when everything that a call computes with is on the device, with the seconds that it
     /// took.
     pub fn acquire(&mut self, operands: &Operands, slab: &Slab) -> Result<Seconds, StepError> {
         let begun = Instant::now();
@@ -149,7 +150,7 @@ impl Placement {
         self.moves.clear();
         self.moves.extend_from_slice(self.residency.acquire(Access { reads, writes })?);
         let moves = std::mem::take(&mut self.moves);
-        // What waits for an eviction waits on the lane anyway; here the time is told apart.
+        // The lane waits for an eviction anyway; waiting here lets its time be counted separately.
         let mut evicted = 0;
         let mut is_awaited = false;
         for step in &moves {
@@ -180,7 +181,7 @@ impl Placement {
         Ok(layout)
     }
 
-    /// A call has computed.
+    /// Ends a call's use of its tensors.
     pub fn release(&mut self, operands: &Operands, phase: Phase) -> Result<(), StepError> {
         let Operands { reads, writes } = operands;
         Ok(self.residency.release(Access { reads, writes }, phase, Bytes::ZERO)?)
@@ -191,7 +192,7 @@ impl Placement {
         self.residency.address(tensor).map(|address| address.0)
     }
 
-    /// Where the newest bytes of a tensor lie, with nothing under way.
+    /// Where the newest bytes of a tensor lie, with nothing in flight.
     pub fn place(&mut self, tensor: TensorId) -> Result<Place, StepError> {
         self.settle()?;
         if let Some(address) = self.address(tensor) {
@@ -206,14 +207,14 @@ impl Placement {
         Ok(Place::Tier(Below { address, buffer, offset: offset.0, is_shared }))
     }
 
-    /// Has everything leave the slab, so that it can be written in the tier.
+    /// Moves everything out of the slab, so that it can be written in the tier.
     pub fn flush(&mut self, slab: &Slab) -> Result<(), StepError> {
         let moves = self.residency.flush()?.to_vec();
         moves.iter().try_for_each(|step| self.start(step, slab))?;
         self.settle()
     }
 
-    /// Goes on when nothing is under way.
+    /// Returns when nothing is in flight.
     pub fn settle(&self) -> Result<(), StepError> {
         [Way::Out, Way::Back].into_iter().try_for_each(|way| self.wait(way, self.number(way)))
     }
@@ -233,17 +234,17 @@ impl Placement {
         let (way, at, after) = match (step.from, step.to) {
             (residency::Place::Device(from), residency::Place::Device(to)) => {
                 self.settle()?;
-                // SAFETY: nothing is under way, nothing computes, and the judge of residency lets
+                // SAFETY: nothing is in flight, nothing computes, and the judge of residency lets
                 // nothing move that is computed with, nor over anything else.
                 unsafe { slab.copy_within(address(from), address(to), bytes) }
                 return Ok(());
             }
             (residency::Place::Device(from), residency::Place::Host) => {
-                // It may not have arrived yet.
+                // The block may not have arrived yet.
                 let after =
                     last.map_or(0, |(way, number)| if way == Way::Back { number } else { 0 });
                 if !step.copies {
-                    // What comes to its place must not come before it has.
+                    // What takes its place must not arrive before it has.
                     if after > 0 {
                         self.wait(Way::Back, after)?;
                     }
@@ -271,7 +272,7 @@ impl Placement {
         Ok(())
     }
 
-    /// Goes on when the transfer of this number is over.
+    /// Returns when the transfer of this number has ended.
     fn wait(&self, way: Way, number: u64) -> Result<(), StepError> {
         let Err(error) = self.lanes.wait(way, number) else { return Ok(()) };
         if !matches!(error, TierError::Failed) {

@@ -32,7 +32,7 @@ pub struct Located {
     pub strides: Vec<u64>,
     /// Element type.
     pub dtype: DType,
-    /// Its elements were brought into the order of their indices since the last step.
+    /// Whether its elements were brought into the order of their indices since the last step.
     pub(super) settled: bool,
 }
 
@@ -42,7 +42,7 @@ impl Located {
         self.shape.iter().product::<u64>() * self.dtype.size()
     }
 
-    /// Its elements lie one behind the other, in the order of their indices.
+    /// Whether its elements lie one after another, in the order of their indices.
     pub fn is_contiguous(&self) -> bool {
         let mut next = 1;
         self.settled
@@ -60,7 +60,7 @@ pub(super) struct Compiled {
     pub executable: Executable,
     /// Where each micro-batch goes.
     pub batches: Vec<Batch>,
-    /// What of the step it executes.
+    /// The part of the step that it executes.
     pub part: Part,
     pub outputs: Vec<Located>,
 }
@@ -74,7 +74,7 @@ pub(super) struct Batch {
 }
 
 impl Compiled {
-    /// An output of the step, by its number there, where this graph makes it.
+    /// An output of the step, by its number there, if this graph makes it.
     pub fn output(&self, number: usize) -> Option<&Located> {
         self.outputs.get(self.part.place_of(number)?)
     }
@@ -130,7 +130,7 @@ pub(super) fn compile(
     })
 }
 
-/// Where an output of the graph lies at the end of the step: on the device, where its storage
+/// The buffer of an output of the graph at the end of the step: on the device, where its storage
 /// stays.
 fn buffer_of(graph: &Graph, checked: &Checked, output: ValueId) -> BufferId {
     let storage = graph.values()[output].storage;
@@ -153,7 +153,7 @@ fn locate(graph: &Graph, address: u64, output: ValueId) -> Located {
     }
 }
 
-/// Input and target of a micro-batch in the slab, to be written, as far as they are there.
+/// Input and target of a micro-batch in the slab, to be written; each only if it is there.
 pub(super) fn halves(slab: &mut Slab, Batch { rows, input, target }: Batch) -> Halves<'_> {
     const NOTHING: Span = Span { address: 0, bytes: 0 };
     let (first, second) = (input.unwrap_or(NOTHING), target.unwrap_or(NOTHING));
@@ -162,7 +162,7 @@ pub(super) fn halves(slab: &mut Slab, Batch { rows, input, target }: Batch) -> H
     Halves { rows, input: input.map(|_| first), target: target.map(|_| second) }
 }
 
-/// The loss that the last step left, where this graph makes it.
+/// The loss that the last step left, if this graph makes it.
 pub(super) fn loss_of(slab: &Slab, compiled: &Compiled) -> Option<f32> {
     let loss = compiled.output(0)?;
     let bytes = slab.read(loss.address, 4).try_into().expect("a loss has four bytes");

@@ -1,6 +1,6 @@
-//! What a run is made of before it has memory: its schedules, compiled, with the tier and the lanes
-//! that they need. Invariant: both schedules look for what stays in the same places; and the tier
-//! has room for all of it, within the size that it may have.
+//! What a run consists of before it has memory: its schedules, compiled, with the tier and the
+//! lanes that they need. Invariant: both schedules have persistent tensors in the same places; and
+//! the tier holds all of them, within the size that it may have.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -22,7 +22,7 @@ use crate::execute::residents::{Resident, moved, residents};
 use crate::memory::tier::{TierError, TierFile};
 use crate::step::Step;
 
-/// Where the tier of a run is made.
+/// Where the tier of a run is created.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TierFolder {
     /// The folder.
@@ -42,8 +42,8 @@ pub(super) struct Ready {
     pub residents: BTreeMap<String, Resident>,
 }
 
-/// Compiles both schedules, and makes a tier where they move anything or where tensors are placed
-/// in a region.
+/// Compiles both schedules, and creates a tier if they move anything or if tensors are placed in a
+/// region.
 pub(super) fn ready(
     step: &Step,
     (training, evaluation): (&Checked, Option<&Checked>),
@@ -85,7 +85,7 @@ pub(super) fn ready(
     Ok(Ready { lanes, placement, training: compiled, evaluation: evaluated, residents: stay })
 }
 
-/// The lanes for what schedules move; none where they move nothing.
+/// The lanes for the schedules' transfers; none if they have none.
 fn lanes<'a>(
     schedules: impl Iterator<Item = &'a Schedule> + Clone,
     tier: Option<&TierFolder>,
@@ -118,7 +118,7 @@ fn lanes_to(region: &Region, tier: &TierFolder) -> Result<Lanes, SessionError> {
     Lanes::new(file, placement::UNDER_WAY, tier.traffic).map_err(SessionError::Lanes)
 }
 
-/// Refuses to take more bytes of a folder than it may have.
+/// Refuses to take more bytes of a folder than allowed.
 pub(super) fn within(tier: &TierFolder, needed: Bytes) -> Result<(), TierError> {
     let over = tier.size.filter(|&size| needed > size);
     over.map_or(Ok(()), |_| {

@@ -1,6 +1,6 @@
-//! What of the slab is for tensors whose places are decided at run time, and what calls do with
-//! these. Invariant: a schedule that keeps all of them at the bottom of its slab is carried out
-//! with the region in place of that bottom: what lay behind it lies behind the region.
+//! The part of the slab for tensors whose places are decided at run time, and how calls use these.
+//! Invariant: a schedule that keeps all of them at the bottom of its slab is executed with the
+//! region in place of that bottom: what came after it comes after the region.
 
 use std::collections::BTreeMap;
 
@@ -12,20 +12,20 @@ use tightfit::units::Bytes;
 use crate::memory::tier::{BLOCK, CHUNK};
 use crate::residency::{Packing, Policy, ResidencyError, Settings, TensorId};
 
-/// Of all bytes of chunks at most one in so many is left unused by tensors, where chunks can be so
-/// small.
+/// Tensors leave at most one in this many bytes of all chunks unused, if chunks can be small
+/// enough.
 const UNUSED: u64 = 32;
 
 /// A region of the slab, and the tensors whose chunks it holds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Region {
-    /// Where tensors lie that nothing computes with.
+    /// Where tensors lie while nothing computes with them.
     pub policy: Policy,
     /// The bytes of a chunk, a multiple of the tier's blocks.
     pub chunk: Bytes,
-    /// How many chunks it holds.
+    /// Number of chunks that it holds.
     pub slots: u32,
-    /// First byte behind all persistent tensors in the schedules that it is for.
+    /// End of all persistent tensors in the schedules that it is for.
     end: u64,
     /// Address of each of these tensors there, and its bytes.
     tensors: Vec<(u64, Bytes)>,
@@ -45,7 +45,7 @@ impl Region {
     /// without moves puts them.
     ///
     /// # Errors
-    /// There is no size of chunks for such tensors.
+    /// No size of chunks suits these tensors.
     pub fn new(
         graph: &Graph,
         schedule: &Schedule,
@@ -66,7 +66,7 @@ impl Region {
     }
 
     /// The largest chunk of which tensors leave little unused, or else the one of which they leave
-    /// least.
+    /// the least.
     fn best_chunk(&self) -> Result<Bytes, ResidencyError> {
         let all = self.tensor_bytes().0;
         let mut best: Option<(u64, Bytes)> = None;
@@ -83,12 +83,12 @@ impl Region {
             }
             chunk = Bytes(chunk.0 / 2);
         }
-        // With the largest chunks there are the fewest: they say best what is wrong.
+        // The largest chunks are the fewest: their error describes best what is wrong.
         let largest = Region { chunk: Bytes(CHUNK), ..self.clone() };
         best.map_or_else(|| largest.packing().map(|packing| packing.chunk), |(_, chunk)| Ok(chunk))
     }
 
-    /// The same region with so many slots.
+    /// The same region with this many slots.
     #[must_use]
     pub fn with_slots(&self, slots: u32) -> Region {
         Region { slots, ..self.clone() }
@@ -99,12 +99,12 @@ impl Region {
         self.of_slots(u64::from(self.slots))
     }
 
-    /// The bytes of so many slots.
+    /// The bytes of this many slots.
     pub fn of_slots(&self, slots: u64) -> Bytes {
         Bytes(slots.saturating_mul(self.chunk.0))
     }
 
-    /// The bytes of all chunks: a region of so many holds all of them.
+    /// The bytes of all chunks: a region of this size holds all of them.
     pub fn whole(&self) -> Result<Bytes, ResidencyError> {
         Ok(self.of_slots(u64::from(self.packing()?.chunks)))
     }
@@ -114,7 +114,7 @@ impl Region {
         Bytes(self.end)
     }
 
-    /// The bytes of all tensors, without what lies between them.
+    /// The bytes of all tensors, without the gaps between them.
     pub fn tensor_bytes(&self) -> Bytes {
         self.sizes().sum()
     }
@@ -157,7 +157,7 @@ impl Region {
         is_there.then(|| self.tensor_at(lies.address)).flatten()
     }
 
-    /// Where a buffer that is none of the tensors lies behind the region; none where it lies among
+    /// Address, after the region, of a buffer that is none of the tensors; none if it lies among
     /// them.
     pub(super) fn behind(&self, schedule: &Schedule, buffer: BufferId) -> Option<u64> {
         let lies = schedule.buffers[buffer];
@@ -193,7 +193,7 @@ impl Region {
         operands
     }
 
-    /// What the calls of a schedule compute with, those that compute with any of the tensors.
+    /// The operands of those calls of a schedule that compute with any of the tensors.
     pub fn accesses(&self, graph: &Graph, schedule: &Schedule) -> Vec<Operands> {
         let calls = schedule.instructions.iter().filter_map(|instruction| match instruction {
             Instruction::Run(call) | Instruction::Recompute(call) => Some(call),
@@ -206,7 +206,7 @@ impl Region {
     /// The most slots that the tensors of one call of a schedule take.
     ///
     /// # Errors
-    /// The tensors cannot be packed.
+    /// If the tensors cannot be packed.
     pub fn most_at_once(&self, graph: &Graph, schedule: &Schedule) -> Result<u32, ResidencyError> {
         let packing = self.packing()?;
         let slots = |Operands { reads, writes }: Operands| {

@@ -1,7 +1,6 @@
-//! What stays from step to step, on all ranks. Invariant: a tensor that several ranks hold is that
-//! of the first of them, and of one that is divided each piece is that of the rank that keeps it.
-//! All of its bytes reach the leading rank in their order, one part of bounded size after the
-//! other.
+//! What stays from step to step, on all ranks. Invariant: of a tensor that several ranks hold, the
+//! first rank's copy counts; of a divided tensor, each piece is that of the rank that keeps it. All
+//! of its bytes reach the leading rank in order, one part of bounded size after the other.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,9 +12,9 @@ use tightfit::tensor::DType;
 use crate::execute::session::Session;
 use crate::transport::{Link, LinkError};
 
-/// Bytes that are given at once.
+/// Bytes that are sent at once.
 const PIECE: usize = 1 << 20;
-/// Asked for in place of a tensor's number: that is all.
+/// Requested in place of a tensor's number: nothing more is needed.
 const ENOUGH: u32 = u32::MAX;
 
 /// A tensor that ranks keep from step to step.
@@ -38,18 +37,18 @@ struct Piece {
     bytes: u64,
 }
 
-/// What a rank says of a tensor that it keeps.
+/// What a rank tells about a tensor that it keeps.
 #[derive(Deserialize, Serialize)]
 struct Said {
     name: String,
     dtype: String,
     shape: Vec<usize>,
-    /// First byte of what it keeps, and how many these are.
+    /// First byte of the part it keeps, and the part's bytes.
     from: u64,
     bytes: u64,
 }
 
-/// Everything that the ranks keep, by name; all of them ask.
+/// Everything that the ranks keep, by name; all of them must call this.
 pub(super) fn everything(
     session: &Session,
     link: &dyn Link,
@@ -69,7 +68,7 @@ pub(super) fn everything(
             let dtype = DType::from_name(&dtype).unwrap_or(DType::U8);
             let tensor = all.entry(name).or_insert(Everywhere { dtype, shape, pieces: Vec::new() });
             let known: u64 = tensor.pieces.iter().map(|piece| piece.bytes).sum();
-            // Another rank has what comes before it, or all of it.
+            // Earlier ranks have exactly what comes before it; a copy of what one has is left out.
             if from == known && (bytes > 0 || from == 0) {
                 tensor.pieces.push(Piece { rank, number, bytes });
             }
@@ -78,7 +77,7 @@ pub(super) fn everything(
     Ok(all)
 }
 
-/// Hands the bytes of a tensor on, of which the other ranks [serve](serve) what they keep.
+/// Passes on the bytes of a tensor, of which the other ranks [serve](serve) what they keep.
 pub(super) fn stream(
     session: &Session,
     link: &dyn Link,
@@ -95,7 +94,7 @@ pub(super) fn stream(
     Ok(())
 }
 
-/// Hands on what another rank keeps.
+/// Passes on what another rank keeps.
 fn take(
     link: &dyn Link,
     piece: Piece,
@@ -113,7 +112,7 @@ fn take(
     Ok(())
 }
 
-/// Gives the leading rank the tensors that it asks for, until it has enough.
+/// Sends the leading rank the tensors that it requests, until it has enough.
 pub(super) fn serve(session: &Session, link: &dyn Link) -> Result<(), LinkError> {
     let leader = RankId::from_u32(0);
     loop {
@@ -145,7 +144,7 @@ pub(super) fn serve(session: &Session, link: &dyn Link) -> Result<(), LinkError>
     }
 }
 
-/// Tells the others that nothing more is asked for.
+/// Tells the others that nothing more is requested.
 pub(super) fn enough(link: &dyn Link) -> Result<(), LinkError> {
     let ranks = (1..link.ranks()).map(RankId::from_u32);
     ranks.into_iter().try_for_each(|rank| link.give(rank, &ENOUGH.to_ne_bytes()))

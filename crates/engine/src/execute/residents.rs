@@ -1,6 +1,6 @@
 //! What stays from step to step: parameters, buffers and state. Invariant: between two steps each
 //! has its last version in every place that it has, in the slab or in the tier, or where the
-//! manager of residency has put it; who reads it need not know where that is.
+//! manager of residency has put it; a reader need not know where that is.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -28,18 +28,18 @@ pub struct Resident {
     pub(super) places: Vec<Place>,
     /// Its size in bytes.
     pub bytes: u64,
-    /// Extent of each dimension, of the whole tensor where this is a shard.
+    /// Extent of each dimension; of the whole tensor if this is a shard.
     pub shape: Vec<usize>,
     /// Element type.
     pub dtype: DType,
     /// The size in bytes of the whole tensor.
     pub whole: u64,
-    /// Which of its bytes these are; what comes behind them is zero.
+    /// The range of the tensor's bytes that this one holds; bytes past its end are zero.
     pub kept: Range<u64>,
 }
 
-/// Which bytes of a tensor a part of a shard is to hold, given with its first byte there. What
-/// comes behind the tensor's end is filled with zeros.
+/// The bytes of a tensor that belong in a part of a shard, with the position of the first. What
+/// lies past the tensor's end is filled with zeros.
 pub(super) fn within<'a>(
     kept: &Range<u64>,
     (from, out): (u64, &'a mut [u8]),
@@ -69,7 +69,7 @@ pub(super) struct Below {
     pub buffer: u64,
     /// From the beginning of the buffer to its own.
     pub offset: u64,
-    /// Other tensors lie in the same buffer.
+    /// Whether other tensors lie in the same buffer.
     pub is_shared: bool,
 }
 
@@ -130,7 +130,7 @@ pub(super) fn residents(
     residents
 }
 
-/// The first of the tensors that an evaluation looks for elsewhere than the training has put them.
+/// The first tensor that the evaluation expects elsewhere than the training has put it.
 pub(super) fn moved(
     training: (&Graph, &Schedule),
     evaluation: &BTreeMap<String, Resident>,
@@ -157,7 +157,7 @@ pub(super) struct Reach<'a> {
     pub staging: &'a Staging,
 }
 
-/// Memory through which what lies in the tier is read and written; none where there is no tier.
+/// Memory through which the tier is read and written; none if there is no tier.
 pub(super) struct Staging(Mutex<Option<Slab>>);
 
 impl Staging {
@@ -169,7 +169,7 @@ impl Staging {
 }
 
 impl Reach<'_> {
-    /// Hands so many bytes on, in order and in parts.
+    /// Passes on this many bytes, in order and in parts.
     pub fn stream(
         &self,
         below: Below,
@@ -213,8 +213,8 @@ impl Reach<'_> {
         Ok(())
     }
 
-    /// Writes so many bytes, in parts that `source` fills: with the first byte of each. What else
-    /// lies in the buffer stays as it was, where it is shared, and is zero otherwise.
+    /// Writes this many bytes, in parts that `source` fills, given the first byte of each. What
+    /// else lies in the buffer stays as it was if it is shared, and is zero otherwise.
     pub fn fill(
         &self,
         below: Below,
@@ -237,7 +237,7 @@ impl Reach<'_> {
     }
 }
 
-/// The part of a chunk that is also in `own`, from the beginning of the chunk.
+/// The part of a chunk that is also in `own`, relative to the beginning of the chunk.
 fn part(chunk: Range<u64>, own: Range<u64>) -> Option<Range<usize>> {
     let (start, end) = (chunk.start.max(own.start), chunk.end.min(own.end));
     (start < end).then(|| (start - chunk.start) as usize..(end - chunk.start) as usize)

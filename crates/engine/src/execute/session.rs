@@ -1,7 +1,7 @@
-//! A training run: one slab, a tier below it where the schedule moves anything, the compiled step,
-//! the compiled evaluation. Invariant: between two steps parameters and state lie where they always
-//! do, or where the manager of residency has put them; evaluation runs in what training leaves
-//! free.
+//! A training run: one slab, a tier below it if the schedule moves anything, the compiled step, the
+//! compiled evaluation. Invariant: between two steps parameters and state lie where they always do,
+//! or where the manager of residency has put them; evaluation runs in the memory that training
+//! leaves free.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -32,8 +32,8 @@ use crate::transport::Link;
 
 /// A running training.
 pub struct Session {
-    // All who hold the lanes come before the slab, in which these read and write: fields are
-    // dropped in their order, and with the last holder the lanes' threads end.
+    // All holders of the lanes come before the slab, in which the lanes read and write: fields are
+    // dropped in their order, and the last holder ends the lanes' threads.
     pub(super) lanes: Option<Arc<Lanes>>,
     pub(super) placement: Option<Shared>,
     pub(super) training: Compiled,
@@ -41,11 +41,11 @@ pub struct Session {
     pub(super) slab: Slab,
     pub(super) staging: Staging,
     pub(super) residents: BTreeMap<String, Resident>,
-    /// What is under way between two steps was started.
+    /// Whether what is in flight between two steps was started.
     has_begun: bool,
-    /// The way to the other ranks of a pipeline.
+    /// The link to the other ranks of a pipeline.
     pub(super) link: Option<Arc<dyn Link>>,
-    /// A step failed, so no other may follow.
+    /// Whether a step failed, so that no other may follow.
     pub(super) has_failed: bool,
     /// Seed of the run.
     pub seed: u64,
@@ -68,7 +68,7 @@ impl Session {
         Session::with_tier(step, (training, evaluation), slab, None, threads, seed)
     }
 
-    /// The same with a tier below the slab, which is made where the schedules move anything.
+    /// The same with a tier below the slab, which is created if the schedules move anything.
     pub fn with_tier(
         step: &Step,
         (training, evaluation): (&Checked, Option<&Checked>),
@@ -80,9 +80,9 @@ impl Session {
         Session::start(step, (training, evaluation), slab, (tier, None), threads, seed)
     }
 
-    /// The same where persistent tensors lie in a region of the slab, into which a manager of
-    /// residency brings them from the tier when a call computes with them. The schedules are those
-    /// of a slab that has room for all of them, and move nothing.
+    /// The same with persistent tensors in a region of the slab, into which a manager of residency
+    /// brings them from the tier when a call computes with them. The schedules are those of a slab
+    /// that has space for all of them, and move nothing.
     pub fn with_region(
         step: &Step,
         (training, evaluation): (&Checked, Option<&Checked>),
@@ -144,7 +144,7 @@ impl Session {
             let mut unfilled = None;
             let seed = self.seed;
             let filled = self.fill(&name, &mut |from, out| {
-                // State begins at zero, and so does what is in the slab.
+                // State begins at zero, and so does the slab.
                 let Some((index, (_, recipe))) = recipe else {
                     out.fill(0);
                     return Ok(());
@@ -218,7 +218,7 @@ impl Session {
         let ran = run(&self.training.executable, &mut self.slab, &settings);
         self.has_failed = ran.as_ref().is_err_and(|error| self.is_fatal(error));
         let agreed = self.agree(ran.map_err(failed));
-        // Ranks that have not done the same have nothing to go on from.
+        // Ranks that have not done the same steps have no common state to go on from.
         self.has_failed |= agreed.is_err() && self.link.is_some();
         agreed?;
         self.next_step = number;
@@ -238,7 +238,7 @@ impl Session {
         Ok(())
     }
 
-    /// Starts what is under way when a step begins, unless a step has.
+    /// Starts what is in flight when a step begins, unless an earlier step has.
     fn begin(&mut self) -> Result<(), StepError> {
         if !self.has_begun {
             self.training.executable.begin(&self.slab)?;
@@ -247,20 +247,20 @@ impl Session {
         Ok(())
     }
 
-    /// Has everything be where it is between two steps, with nothing under way.
+    /// Brings everything to its place between two steps, with nothing in flight.
     pub(super) fn settle(&mut self) -> Result<(), StepError> {
         self.begin()?;
         self.rest()
     }
 
-    /// Waits for what is under way.
+    /// Waits for what is in flight.
     pub(super) fn rest(&self) -> Result<(), StepError> {
         Ok(self.lanes.as_ref().map_or(Ok(()), |lanes| lanes.settle())?)
     }
 
     /// Ends the run: gives the slab's memory back, and with it every weight.
     pub fn release(&mut self) {
-        // What the lanes still move nobody will ask for.
+        // No one needs what the lanes still move.
         let _ = self.rest();
         self.slab.clear();
     }
@@ -270,10 +270,10 @@ impl Session {
         &self.residents
     }
 
-    /// Hands the bytes of a tensor that stays on, in order and in parts, wherever it lies.
+    /// Passes on the bytes of a persistent tensor, in order and in parts, wherever it lies.
     ///
     /// # Errors
-    /// What `sink` answers, or what the tier says.
+    /// What `sink` returns, or an error of the tier.
     pub fn stream(
         &self,
         resident: &Resident,
@@ -291,7 +291,7 @@ impl Session {
         }
     }
 
-    /// The same, of a shard without what comes behind the end of the whole tensor.
+    /// The same, but of a shard without the bytes past the end of the whole tensor.
     pub(super) fn stream_kept(
         &self,
         resident: &Resident,
@@ -305,16 +305,16 @@ impl Session {
         })
     }
 
-    /// What iterations of the training and of the evaluation have moved since this was asked last,
-    /// where tensors are placed while the run goes on.
+    /// What iterations of the training and of the evaluation have moved since the last call, if
+    /// tensors are placed at run time.
     pub fn take_figures(&mut self) -> Option<[Iterations; 2]> {
         self.placement.as_ref().map(|placement| lock(placement).take_figures())
     }
 
-    /// The bytes of a tensor that stays.
+    /// The bytes of a persistent tensor.
     ///
     /// # Errors
-    /// What the tier says.
+    /// An error of the tier.
     pub fn resident_bytes(&self, resident: &Resident) -> std::io::Result<Vec<u8>> {
         let mut bytes = Vec::with_capacity(resident.bytes as usize);
         self.stream(resident, &mut |part| {
@@ -324,15 +324,15 @@ impl Session {
         Ok(bytes)
     }
 
-    /// Has a tensor that stays filled in all its places, part by part: `source` is given the first
-    /// byte of each part.
+    /// Fills a persistent tensor in all its places, part by part: `source` is given the first byte
+    /// of each part.
     pub(super) fn fill(
         &mut self,
         name: &str,
         source: &mut dyn FnMut(u64, &mut [u8]) -> std::io::Result<()>,
     ) -> std::io::Result<()> {
         let Some(resident) = self.residents.get(name) else { return Ok(()) };
-        // What is under way would carry what was there before.
+        // Transfers in flight would carry the old bytes.
         let lanes = self.lanes.as_ref();
         lanes.map_or(Ok(()), |lanes| lanes.settle()).map_err(std::io::Error::other)?;
         self.has_begun = false;
@@ -358,7 +358,7 @@ impl Session {
         self.has_failed
     }
 
-    /// What is under way when a step begins has to be started anew.
+    /// What is in flight when a step begins has to be started again.
     pub(super) fn begin_anew(&mut self) {
         self.has_begun = false;
     }
@@ -379,7 +379,7 @@ impl Session {
         self.slab.bytes()
     }
 
-    /// A training graph's output after a step, contiguous: as it lies in the slab where
+    /// A training graph's output after a step, contiguous: borrowed from the slab if
     /// [`Session::settle_outputs`] could bring it into that order, else a copy.
     pub fn training_output(&self, index: usize) -> Option<Cow<'_, [u8]>> {
         let located = self.training.outputs.get(index)?;
@@ -390,8 +390,8 @@ impl Session {
     }
 
     /// Brings the elements of the training graph's outputs from the number `first` on into the
-    /// order of their indices, each where it lies, so that they can be read without a copy. The
-    /// next step finds nothing of it.
+    /// order of their indices, each where it lies, so that they can be read without a copy. This
+    /// does not affect the next step.
     pub fn settle_outputs(&mut self, first: usize) {
         settle(&mut self.slab, &mut self.training.outputs, first);
     }

@@ -1,10 +1,10 @@
 //! Another plan for a run that goes on. Invariant: parameters and state are afterwards what they
-//! were, bit for bit, wherever they lie; where the other plan cannot be taken up, the run has the
+//! were, bit for bit, wherever they lie; if the other plan cannot be taken up, the run keeps the
 //! one that it had.
 //!
-//! While a plan is looked for, what stays from step to step gives way: with a tier it lies in a
-//! file of its own, and the slab's memory serves the search, as it did before the first step.
-//! Without one it stays where it is, and the rest of the slab serves.
+//! During the search for a plan, what stays from step to step is moved out of the way: with a tier
+//! it lies in a file of its own, and the slab's memory serves the search, as it did before the
+//! first step. Without one it stays where it is, and the rest of the slab serves.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,7 +23,7 @@ use crate::step::Step;
 
 /// What stays from step to step, while the slab is needed otherwise.
 pub struct SetAside {
-    /// Where each tensor lies now; none of them where they stayed in the slab.
+    /// Where each tensor lies now; empty if they stayed in the slab.
     away: BTreeMap<String, Away>,
     /// Bytes of the file that holds what was in the slab.
     bytes: Bytes,
@@ -38,7 +38,7 @@ struct Away {
 }
 
 impl Away {
-    /// Reads bytes of the tensor from `from` on, the begin of a chunk, through `staging`.
+    /// Reads bytes of the tensor from `from` on, the beginning of a chunk, through `staging`.
     fn read(&self, staging: &mut Slab, mut from: u64, out: &mut [u8]) -> Result<(), TierError> {
         let checksums = self.file.checksums(self.address).ok_or(TierError::Failed)?;
         for part in out.chunks_mut(CHUNK as usize) {
@@ -52,14 +52,14 @@ impl Away {
 }
 
 impl Session {
-    /// Has parameters and state give way where there is a tier, and gives memory of the slab back:
-    /// with a tier all of it, else what only the middle of a step needs. No step may run before
-    /// [`Session::put_back`] or [`Session::take_up`].
+    /// Moves parameters and state out of the slab if there is a tier, and gives memory of the slab
+    /// back: with a tier all of it, else what only the middle of a step needs. No step may run
+    /// before [`Session::put_back`] or [`Session::take_up`].
     ///
     /// # Errors
-    /// Where the folder has no room, and nothing has changed. Where the tier failed, and no step
-    /// can follow: [`Session::has_failed`] says which. Where tensors are placed while the run goes
-    /// on: there is no plan of their moves that another one could replace.
+    /// If the folder has no space; nothing has changed then. If the tier failed; no step can follow
+    /// then. [`Session::has_failed`] tells these apart. If tensors are placed at run time: there is
+    /// no plan of their moves that another one could replace.
     pub fn set_aside(&mut self, tier: Option<&TierFolder>) -> Result<SetAside, SessionError> {
         if self.placement.is_some() {
             return Err(SessionError::Placed);
@@ -125,7 +125,7 @@ impl Session {
         Ok(SetAside { away, bytes })
     }
 
-    /// First byte behind what stays in the slab.
+    /// End of what stays in the slab.
     fn end_of_residents(&self) -> u64 {
         let end = |resident: &Resident| {
             let places = resident.places.iter().map(|place| match *place {
@@ -140,7 +140,7 @@ impl Session {
     /// Goes on as if nothing had been set aside.
     ///
     /// # Errors
-    /// Where the tier failed; no step can follow then.
+    /// If the tier failed; no step can follow then.
     pub fn put_back(&mut self, aside: &SetAside) -> Result<(), SessionError> {
         if self.has_failed {
             return Err(TierError::Failed.into());
@@ -153,9 +153,9 @@ impl Session {
     /// Goes on with other schedules of the same step.
     ///
     /// # Errors
-    /// Where they cannot be executed in this slab, or the folder has no room: the run still has
-    /// what it had and may go on after [`Session::put_back`]. Where the tier failed, and no step
-    /// can follow: [`Session::has_failed`] says which.
+    /// If they cannot be executed in this slab, or the folder has no space: the run still has what
+    /// it had and may go on after [`Session::put_back`]. If the tier failed: no step can follow.
+    /// [`Session::has_failed`] tells these apart.
     pub fn take_up(
         &mut self,
         step: &Step,
@@ -186,7 +186,7 @@ impl Session {
         if let Some((name, _)) = residents.iter().find(|&known| !stays(known)) {
             return Err(SessionError::Moved { name: name.clone() });
         }
-        // What is set aside keeps the file of the tier that was.
+        // What is set aside holds on to the previous tier's file.
         (self.training, self.evaluation) = (training, evaluation);
         (self.lanes, self.staging, self.residents) = (lanes, staging, residents);
         self.fill_from(aside, |_| true)
@@ -202,7 +202,7 @@ impl Session {
         if aside.away.is_empty() {
             return Ok(());
         }
-        // Until all of it is where it belongs.
+        // Reset when all of it is where it belongs.
         self.has_failed = true;
         let mut staging = Slab::new(Bytes(CHUNK))?;
         let wanted = self.residents.iter().filter(|(_, resident)| is_wanted(resident));

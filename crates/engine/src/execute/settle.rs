@@ -1,11 +1,11 @@
-//! Outputs in the order of their indices, for files that want them so. Invariant: an output is
+//! Outputs in the order of their indices, for files that need them so. Invariant: an output is
 //! settled where it lies, with one bit an element and no copy, if its elements are the bytes from
 //! its first to its last and nothing else is among them; other outputs are copied.
 
 use crate::execute::places::{Located, offsets};
 use crate::memory::slab::Slab;
 
-/// Settles those outputs from number `first` on that can be.
+/// Settles those outputs from number `first` on that can be settled.
 pub(super) fn settle(slab: &mut Slab, outputs: &mut [Located], first: usize) {
     for index in first..outputs.len() {
         let output = &outputs[index];
@@ -16,8 +16,8 @@ pub(super) fn settle(slab: &mut Slab, outputs: &mut [Located], first: usize) {
     }
 }
 
-/// No byte between its first and its last element is another's, and none is two elements': its
-/// strides are those of a contiguous tensor with its dimensions in some other order.
+/// Whether every byte from its first to its last element belongs to exactly one of its elements:
+/// its strides are those of a contiguous tensor with its dimensions in some other order.
 fn is_dense(output: &Located) -> bool {
     let mut dimensions: Vec<(u64, u64)> = output
         .strides
@@ -35,7 +35,7 @@ fn is_dense(output: &Located) -> bool {
     })
 }
 
-/// No other output has a byte of its span.
+/// Whether no other output has a byte of its span.
 fn is_alone(output: &Located, index: usize, outputs: &[Located]) -> bool {
     let span = |located: &Located| {
         let steps = located.shape.iter().zip(&located.strides);

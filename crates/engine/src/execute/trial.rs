@@ -1,6 +1,6 @@
-//! Seconds of a step's calls, measured by running it. Invariant: what is measured are calls of the
-//! checked schedule, in its slab and in its order, so caches are as warm or cold as they will be;
-//! and they sum to a step that nothing disturbed.
+//! Seconds of a step's calls, measured by running it. Invariant: the measured calls are those of
+//! the checked schedule, in its slab and in its order, so caches are as warm or cold as they will
+//! be; and they sum to a step that nothing disturbed.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -33,7 +33,7 @@ pub struct NodeTimings {
     pub runs: u64,
 }
 
-/// What timed steps took.
+/// Measurements of timed steps.
 #[derive(Clone, Debug, Default)]
 pub struct Timings {
     /// Seconds of each step.
@@ -48,7 +48,7 @@ pub struct Timings {
     stalling: f64,
     /// Each node's runs, over all steps.
     pub nodes: BTreeMap<NodeId, NodeTimings>,
-    /// How often each transfer was seen, and its seconds over all steps.
+    /// Number of observations of each transfer, and its seconds over all steps.
     pub transfers: BTreeMap<TransferId, (u64, f64)>,
 }
 
@@ -79,7 +79,7 @@ impl Timings {
         node.runs += 1;
     }
 
-    /// Ends a step that took so long.
+    /// Ends a step that took this many seconds.
     pub fn end(&mut self, seconds: f64) {
         self.steps.push(seconds);
         self.stalls.push(std::mem::take(&mut self.stalling));
@@ -94,7 +94,7 @@ impl Timings {
         Some((low + high) / 2.0)
     }
 
-    /// Seconds of recomputations and of waiting over seconds of all else.
+    /// Seconds of recomputations and of waiting, divided by seconds of everything else.
     pub fn overhead(&self) -> Option<f64> {
         let stalled: f64 = self.stalls.iter().sum();
         (self.first > 0.0).then(|| (self.recomputed + stalled) / self.first)
@@ -106,8 +106,8 @@ impl Timings {
         (!self.steps.is_empty()).then(|| stalled / self.steps.len() as f64)
     }
 
-    /// The calls of a step that nothing disturbed: the lower quartile, since whatever disturbs a
-    /// step makes it slower. Waiting for transfers is not the calls' time.
+    /// Seconds of the calls of an undisturbed step: the lower quartile, since a disturbance only
+    /// makes a step slower. Waiting for transfers does not count.
     fn undisturbed(&self) -> Option<f64> {
         let stalls = self.stalls.iter().copied().chain(std::iter::repeat(0.0));
         let mut steps: Vec<f64> =
@@ -116,7 +116,7 @@ impl Timings {
         steps.get(steps.len() / 4).copied()
     }
 
-    /// How much slower than the sum of each node's fastest run an undisturbed step is.
+    /// How much slower an undisturbed step is than the sum of each node's fastest run.
     fn scale(&self) -> Option<f64> {
         let fastest: f64 = self.nodes.values().map(|node| node.fastest * node.runs as f64).sum();
         let steps = self.steps.len() as f64;
@@ -124,7 +124,7 @@ impl Timings {
     }
 
     /// Seconds of each call: the fastest run of each node, averaged over the nodes that have its
-    /// signature, times as much as makes their sum an undisturbed step.
+    /// signature, scaled such that they sum to an undisturbed step.
     pub fn call_seconds(&self, graph: &Graph, threads: u32) -> CallSeconds {
         let mut table = CallSeconds::new(VERSION, threads);
         let Some(scale) = self.scale() else { return table };
@@ -134,21 +134,21 @@ impl Timings {
             *sum = (sum.0 + node.fastest * node.runs as f64, sum.1 + node.runs);
         }
         for (signature, (seconds, runs)) in sums {
-            // A call may be over before the clock ticks; that it was measured still counts.
+            // A call may end before the clock ticks; that it was measured still counts.
             table.record(signature, Seconds((seconds / runs as f64 * scale).max(1e-9)));
         }
         table
     }
 
-    /// What a graph costs, with what was measured in place of estimates: each node's own fastest
-    /// run, scaled as in [`Timings::call_seconds`], and the mean rate of each lane under the
-    /// transfers of `schedule`, which ran. What was not seen stays as it was estimated. Workspaces
-    /// are those of the operator table: a kernel is given these bytes and has no others.
+    /// The costs of a graph, with measurements in place of estimates: each node's own fastest run,
+    /// scaled as in [`Timings::call_seconds`], and the mean rate of each lane over the transfers of
+    /// `schedule`, which ran. What was not measured stays as estimated. Workspaces are those of the
+    /// operator table: a kernel is given these bytes and has no others.
     pub fn profile(&self, estimated: &Profile, schedule: &Schedule) -> Profile {
         let mut profile = estimated.clone();
         if let Some(scale) = self.scale() {
             for (&node, timings) in &self.nodes {
-                // A call may be over before the clock ticks.
+                // A call may end before the clock ticks.
                 profile.seconds[node] = Seconds((timings.fastest * scale).max(1e-9));
             }
         }
@@ -172,8 +172,7 @@ impl Timings {
     }
 }
 
-/// The calls and transfers of the fastest of several steps. Whatever disturbs a step makes it
-/// slower.
+/// The calls and transfers of the fastest of several steps. A disturbance only makes a step slower.
 #[derive(Clone, Debug, Default)]
 pub struct FastestStep {
     calls: Vec<CallInTime>,
@@ -193,7 +192,7 @@ impl FastestStep {
         }
     }
 
-    /// Ends the step that runs; one that does not count only leaves room for the calls of the
+    /// Ends the step that runs; one that does not count only reserves memory for the calls of the
     /// others.
     pub fn end(&mut self, counts: bool, seconds: f64) {
         if counts && self.fastest.is_none_or(|fastest| seconds < fastest) {
@@ -210,14 +209,14 @@ impl FastestStep {
         &self.transfers
     }
 
-    /// Its calls, in order; `None` where no step counted.
+    /// Its calls, in order; `None` if no step counted.
     pub fn calls(&self) -> Option<&[CallInTime]> {
         self.fastest.map(|_| self.calls.as_slice())
     }
 }
 
 /// Runs a step that does not count, since it faults the slab's pages in, and then at least three
-/// more, but no fourth one after `limit`.
+/// more, but does not start a fourth after `limit`.
 pub fn trial(
     session: &mut Session,
     data: &mut Dataset,

@@ -55,9 +55,9 @@ pub enum WeightsError {
     OtherStep {
         /// The file.
         path: PathBuf,
-        /// The step that they are of.
+        /// The step that the file belongs to.
         found: String,
-        /// The step that they are for.
+        /// The step that was expected.
         expected: String,
     },
     /// Another rank of the pipeline failed.
@@ -88,7 +88,7 @@ impl WeightsError {
     }
 }
 
-/// Some bytes with a shape, as safetensors wants them.
+/// Bytes with a shape, as safetensors needs them.
 pub struct Bytes<'a> {
     /// Element type.
     pub dtype: DType,
@@ -104,7 +104,7 @@ pub enum Elements<'a> {
     Held(Cow<'a, [u8]>),
     /// A tensor that a session keeps from step to step, wherever it lies.
     Kept(&'a Session, &'a Resident),
-    /// Pieces that several ranks keep, which serve them meanwhile; this one has some itself.
+    /// Pieces that several ranks keep and serve meanwhile; this rank has some itself.
     Ranks(&'a Session, &'a dyn Link, &'a Everywhere),
 }
 
@@ -183,7 +183,7 @@ pub fn save(path: &Path, session: &Session, step_name: &str) -> Result<(), Weigh
     } else {
         remote::serve(session, link)?;
     }
-    // Nobody goes on before the file is whole.
+    // No rank goes on before the file is whole.
     agree(Some(link), saved)
 }
 
@@ -203,14 +203,14 @@ fn save_tensors<'a>(
     write_tensors(path, tensors, &metadata)
 }
 
-/// What a file says of the run that saved it.
+/// What a file says about the run that saved it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Steps done.
     pub steps: u32,
     /// Seed of the run.
     pub seed: u64,
-    /// The checksum over all that it saved, where it has one.
+    /// The checksum over everything that was saved, if the file has one.
     pub checksum: Option<String>,
 }
 

@@ -1,28 +1,28 @@
-//! The few things that are done to a disk so that a file appears. Invariant: whoever writes a file
-//! does it through a [`Disk`] and in no other way, so that a test can have each of them fail.
+//! The few disk operations by which a file appears. Invariant: all code that writes a file does it
+//! through a [`Disk`] and in no other way, so that a test can make each operation fail.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::path::Path;
 
-/// What a writer asks of the system; each answers as the system does.
+/// What a writer requests of the system; each method returns what the system does.
 pub(crate) trait Disk {
-    /// A new file; the umask decides who may read it.
+    /// Creates a file; the umask decides who may read it.
     fn create(&self, path: &Path) -> io::Result<File> {
         OpenOptions::new().write(true).create_new(true).open(path)
     }
 
-    /// What is there already (a device, a pipe), for writing.
+    /// Opens what is already there (a device, a pipe) for writing.
     fn open(&self, path: &Path) -> io::Result<File> {
         OpenOptions::new().write(true).open(path)
     }
 
-    /// Some of these bytes, at the place that the file has come to.
+    /// Writes some of these bytes at the file's current position; returns how many.
     fn write(&self, file: &mut File, bytes: &[u8]) -> io::Result<usize> {
         file.write(bytes)
     }
 
-    /// Who may read and write the file.
+    /// Sets who may read and write the file.
     fn permit(&self, file: &File, permissions: Permissions) -> io::Result<()> {
         file.set_permissions(permissions)
     }
@@ -32,7 +32,7 @@ pub(crate) trait Disk {
         file.sync_all()
     }
 
-    /// Another name, at once; what had that name is gone.
+    /// Renames atomically; a file that had the new name is gone.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         std::fs::rename(from, to)
     }

@@ -1,6 +1,6 @@
-//! Every fault of a disk, one after the other. Invariant: whatever fails and wherever a writer is
-//! killed, the file is what it was or what it was to become, and the next writer leaves nothing
-//! else in the folder.
+//! Tests of every fault of a disk, one after the other. Invariant: whatever fails and wherever a
+//! writer is killed, the file is what it was or what it was to become, and the next writer leaves
+//! nothing else in the folder.
 
 use std::cell::Cell;
 use std::fs::{File, Permissions};
@@ -10,12 +10,12 @@ use std::process::Command;
 
 use super::disk::{Disk, System};
 
-/// What becomes of the call.
+/// What happens to the faulty call.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
-    /// It fails; a write has then written half.
+    /// It fails; a write has written half by then.
     Fails,
-    /// It is the last one of the process; a write has then written half.
+    /// It kills the process; a write has written half by then.
     Kills,
 }
 
@@ -32,7 +32,7 @@ impl Faulty {
         Faulty { at, fault: Fault::Fails, calls: Cell::new(0) }
     }
 
-    /// There were so many calls that one of them was the faulty one.
+    /// Whether there were enough calls to reach the faulty one.
     fn has_failed(&self) -> bool {
         self.calls.get() >= self.at
     }
@@ -112,7 +112,7 @@ mod tests {
     const OLD: &[u8] = b"what was there before";
     const NEW: &[u8] = b"what is to be there from now on";
 
-    /// In several calls, as tensors are written.
+    /// Writes in several calls, as tensors are written.
     fn put(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> io::Result<()> {
         write_on(disk, path, |file| bytes.chunks(8).try_for_each(|part| file.write_all(part)))
     }
@@ -128,8 +128,8 @@ mod tests {
         (folder, path)
     }
 
-    /// The file is old or new, and new where that was said; afterwards a writer without faults
-    /// leaves nothing else.
+    /// Checks that the file is old or new, and new if that was reported; afterwards a writer
+    /// without faults leaves nothing else.
     fn judge(path: &Path, is_new: bool, done: bool, case: &str) {
         let found = std::fs::read(path).ok();
         let old = if is_new { None } else { Some(OLD.to_vec()) };
@@ -149,7 +149,7 @@ mod tests {
                 let disk = Faulty::failing(at);
                 let done = put(&disk, &path, NEW).is_ok();
                 if !done {
-                    // What was left before stays where it could not be removed; none joins it.
+                    // What was left before stays if it could not be removed; nothing joins it.
                     let left = std::fs::read_dir(folder.path()).unwrap().count();
                     assert!(left <= 1, "call {at}: {left} names");
                 }
@@ -164,7 +164,7 @@ mod tests {
         }
     }
 
-    /// Where its own process is the one to be killed: at which call, and what it writes.
+    /// Set if this process is the one to be killed: at which call, and what it writes.
     const AT: &str = "TIGHTFIT_FAULT_AT";
     const FILE: &str = "TIGHTFIT_FAULT_FILE";
 

@@ -1,10 +1,10 @@
 //! The one writer of files. Invariant: a file appears whole or not at all, whenever its writer
 //! fails, is killed or loses power: what is at its place is what was there before, or all of what
-//! is new. What a killed writer leaves beside it is removed by the next one.
+//! is new. What a killed writer leaves next to it is removed by the next one.
 //!
 //! Links are followed, and what they lead to is replaced. A file that is replaced keeps its
-//! permissions; a new one has those that the umask leaves. What is no file (a device, a pipe) is
-//! written to as it is.
+//! permissions; a new one has those that the umask leaves. What is not a regular file (a device, a
+//! pipe) is written to as it is.
 
 mod disk;
 #[cfg(test)]
@@ -45,8 +45,8 @@ pub(crate) fn write_on(
     }
 }
 
-/// Refuses a place where nothing can be written, before minutes are spent on what is to be written
-/// there.
+/// Refuses a place where nothing can be written, before minutes are spent on computing what is to
+/// be written there.
 pub fn writable(path: &Path) -> io::Result<()> {
     match place(path)? {
         Place::File { path, .. } => Temporary::create(&System, &path).map(drop),
@@ -54,7 +54,7 @@ pub fn writable(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Writes beside `path`, and renames when all of it is on the disk.
+/// Writes next to `path`, and renames once all of it is on the disk.
 fn replace(
     disk: &dyn Disk,
     path: &Path,
@@ -72,7 +72,7 @@ fn replace(
     disk.sync(&temporary.file)?;
     temporary.rename(path)?;
     match disk.sync_folder(folder_of(path)) {
-        // A folder that may be written and not read, or a file system that has no such call.
+        // The folder may be written but not read, or the file system has no such call.
         Err(error) if is_about_the_folder(&error) => Ok(()),
         result => result,
     }
@@ -83,7 +83,7 @@ fn is_about_the_folder(error: &io::Error) -> bool {
     matches!(error.kind(), InvalidInput | PermissionDenied | Unsupported)
 }
 
-/// A file that is replaced stays its owner's, where the system lets this process give it away.
+/// A file that is replaced keeps its owner, if the system lets this process give it away.
 #[cfg(unix)]
 fn own(file: &File, known: &Metadata) {
     use std::os::unix::fs::{MetadataExt, fchown};

@@ -1,18 +1,18 @@
-//! Where a path leads. Invariant: links are followed to their end, also where nothing is there yet,
-//! so that what is replaced is never a link; and what is no file is known as such.
+//! Where a path leads. Invariant: links are followed to their end, even if nothing is there yet, so
+//! that what is replaced is never a link; and what is not a regular file is known as such.
 
 use std::fs::{File, Metadata};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// More links one after the other are a circle, as the system has it.
+/// Longer chains of links count as cycles, as in the system.
 const MOST_LINKS: usize = 40;
 
-/// What is written to.
+/// What a path leads to.
 pub(super) enum Place {
-    /// A file, or the name of one to be: it is replaced.
+    /// A file, or the name of a future one: it is replaced.
     File {
-        /// Its own path, behind all links.
+        /// Its own path, after all links.
         path: PathBuf,
         /// What is there now.
         known: Option<Metadata>,
@@ -48,7 +48,7 @@ pub(super) fn place(path: &Path) -> io::Result<Place> {
     Ok(Place::File { path: path.canonicalize()?, known: Some(known) })
 }
 
-/// What a link that leads nowhere names; any other path is itself.
+/// The name that a chain of links ends in, even if it does not exist; any other path is itself.
 pub fn end_of_links(path: &Path) -> io::Result<PathBuf> {
     let mut path = path.to_path_buf();
     for _ in 0..MOST_LINKS {
@@ -79,7 +79,7 @@ fn is_socket(_: &Metadata) -> bool {
     false
 }
 
-/// The stream of this process that already writes to the file: another one in its place would never
+/// The stream of this process that already writes to the file: a new file in its place would never
 /// get what is still to be printed.
 #[cfg(unix)]
 fn standard_stream(known: &Metadata) -> Option<File> {

@@ -1,5 +1,5 @@
-//! A file that has no name of its own yet. Invariant: whoever writes one holds its lock, so one
-//! that can be locked is what a dead writer left, whichever machine or container it ran in.
+//! A file that does not have its final name yet. Invariant: its writer holds its lock, so one that
+//! can be locked was left by a dead writer, whichever machine or container that ran in.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, TryLockError};
@@ -10,14 +10,14 @@ use std::path::{Path, PathBuf};
 use super::disk::Disk;
 use super::place::folder_of;
 
-/// Between the name of the file to be and a number that no other writer has.
+/// Separates the name of the final file from a number that no other writer has.
 const MARK: &str = ".tightfit-";
 /// Digits of that number.
 const DIGITS: usize = 16;
-/// Most bytes of a name, almost everywhere.
+/// Most bytes of a name on almost all systems.
 const LONGEST: usize = 255;
 
-/// Removed when it is dropped, unless it was renamed.
+/// Removed when dropped, unless it was renamed.
 pub(super) struct Temporary<'a> {
     disk: &'a dyn Disk,
     /// Where it is until then.
@@ -45,8 +45,8 @@ impl<'a> Temporary<'a> {
                 created => created?,
             };
             let made = Temporary { disk, path: Some(path), file };
-            // Somebody may have found it before it was locked, and be about to remove it, or have
-            // done so. A file system without locks has nobody who would remove it.
+            // Another writer may have found it before it was locked, and be about to remove it, or
+            // have done so. On a file system without locks no writer would remove it.
             let is_found = matches!(made.file.try_lock(), Err(TryLockError::WouldBlock));
             if !is_found && made.path.as_ref().is_some_and(|path| path.exists()) {
                 return Ok(made);
@@ -54,7 +54,7 @@ impl<'a> Temporary<'a> {
         }
     }
 
-    /// The end of it: the file has its name.
+    /// Ends it: the file has its final name.
     pub fn rename(mut self, to: &Path) -> io::Result<()> {
         let Some(path) = &self.path else { return Ok(()) };
         self.disk.rename(path, to)?;
@@ -66,13 +66,13 @@ impl<'a> Temporary<'a> {
 impl Drop for Temporary<'_> {
     fn drop(&mut self) {
         if let Some(path) = self.path.take() {
-            // What cannot be removed now is removed by the next writer.
+            // If it cannot be removed now, the next writer removes it.
             let _ = self.disk.remove(&path);
         }
     }
 }
 
-/// Removes what dead writers of `path` left beside it; what cannot be removed does no harm.
+/// Removes what dead writers of `path` left next to it; what cannot be removed does no harm.
 pub(super) fn remove_left(disk: &dyn Disk, path: &Path) {
     let folder = folder_of(path);
     let Ok(entries) = std::fs::read_dir(folder) else { return };
@@ -92,7 +92,7 @@ pub(super) fn remove_left(disk: &dyn Disk, path: &Path) {
     }
 }
 
-/// How the names of the temporary files of `path` begin: hidden, and short enough for a name.
+/// The beginning of the names of `path`'s temporary files: hidden, and short enough for a name.
 fn prefix(path: &Path) -> OsString {
     let name = path.file_name().unwrap_or_default();
     let most = LONGEST - 1 - MARK.len() - DIGITS;
@@ -100,7 +100,7 @@ fn prefix(path: &Path) -> OsString {
     if name.len() <= most {
         prefix.push(name);
     } else {
-        // Of a long name its own number: cut characters would be no name everywhere.
+        // A long name is hashed: on some systems, one cut within a character is not a valid name.
         let number = name.as_encoded_bytes().iter().fold(0u64, |number, &byte| {
             number.wrapping_mul(0x0000_0100_0000_01b3) ^ u64::from(byte)
         });

@@ -1,6 +1,6 @@
-//! Fitting with a region: persistent tensors are placed in it while the run goes on, and everything
-//! else is scheduled behind it. Invariant: region, schedule and reserve together are within the
-//! budget, and the tensors of any call fit into the region.
+//! Fitting with a region: persistent tensors are placed in it at run time, and everything else is
+//! scheduled after it. Invariant: region, schedule and reserve together are within the budget, and
+//! the tensors of any call fit into the region.
 
 use thiserror::Error;
 use tightfit::check::Checked;
@@ -20,14 +20,14 @@ use crate::reserve::{Reserve, reserve};
 use crate::residency::{Access, Figures, GraphKey, Phase, Policy, Residency, ResidencyError};
 use crate::step::Step;
 
-/// What the manager of residency keeps of a tensor, of a chunk, and of an access.
+/// Bytes that the manager of residency keeps for each tensor, block and chunk.
 const BOOKS: Bytes = Bytes(512);
-/// Parts of what the step as captured takes beside its persistent tensors.
+/// Fractions of what the step as captured takes in addition to its persistent tensors.
 const PARTS: [(u64, u64); 4] = [(1, 4), (1, 2), (3, 4), (1, 1)];
-/// Iterations from which the volume of one is predicted.
+/// Iterations from which the bytes moved in one are predicted.
 const COUNTED: u32 = 3;
 
-/// Why there is no region for tensors that are placed while the run goes on.
+/// Why there is no region for tensors that are placed at run time.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum PlacementError {
@@ -49,10 +49,10 @@ pub enum PlacementError {
         chunk: Bytes,
         /// A budget that is enough.
         reached: Bytes,
-        /// Whether no smaller one is.
+        /// Whether it is proven that no smaller one is enough.
         is_proven: bool,
     },
-    /// The tensors of one call fill the region that there is.
+    /// The tensors of one call do not fit into the region that there is.
     #[error(
         "{} a budget of {budget} to place tensors while the run goes on: the process takes {}, the \
          parameters and state of a single call {region} in chunks of {chunk}, and everything else \
@@ -62,22 +62,22 @@ pub enum PlacementError {
     Region {
         /// The whole budget.
         budget: Bytes,
-        /// What the process takes beside the slab.
+        /// What the process takes besides the slab.
         reserve: Reserve,
         /// The smallest region.
         region: Bytes,
         /// The bytes of a chunk.
         chunk: Bytes,
-        /// What no schedule does without beside the region.
+        /// What every schedule needs in addition to the region.
         needed: Bytes,
         /// A budget that is enough.
         reached: Bytes,
-        /// Whether no smaller one is.
+        /// Whether it is proven that no smaller one is enough.
         is_proven: bool,
     },
 }
 
-/// What a refusal says of a budget.
+/// How a refusal's message begins.
 fn claim(is_proven: bool) -> &'static str {
     if is_proven { "there is no room in" } else { "no way was found to make room in" }
 }
@@ -106,7 +106,7 @@ pub fn fit_placed(
     let lanes = &task.machine.hierarchy.lanes;
     let route = task.machine.hierarchy.main_route();
     let links = route.map(|route| (lanes[route.out].link, lanes[route.back].link));
-    // The manager moves what is moved.
+    // The manager of residency moves tensors, not the schedule.
     let machine = Machine { hierarchy: Hierarchy::default(), ..task.machine.clone() };
     let profile = Profile::measured(graph, &machine, seconds);
     let unplanned = tightfit::unplanned(graph, &profile)?;
@@ -145,19 +145,19 @@ fn has_room(step: &Step, checked: &Checked, region: &Region) -> bool {
     most.is_some_and(|most| most.is_ok_and(|most| most <= region.slots))
 }
 
-/// What is to be fitted around which region.
+/// What is to be fitted, and the region around which it is.
 struct Room<'a> {
     step: &'a Step,
     profile: &'a Profile,
     task: &'a FitTask<'a>,
     region: &'a Region,
     reserve: Reserve,
-    /// The ways to the tier and back.
+    /// The links to the tier and back.
     links: Option<(Link, Link)>,
 }
 
 impl Room<'_> {
-    /// The fewest slots: those of the tensors of one call; all of them where nothing is evicted.
+    /// The fewest slots: those of the tensors of one call; all of them if nothing is evicted.
     fn least(&self, unplanned: &Fitted) -> Result<u32, PlacementError> {
         let Room { step, region, .. } = self;
         Ok(match region.policy {
@@ -168,7 +168,7 @@ impl Room<'_> {
         })
     }
 
-    /// The smallest region, and the smallest schedule behind it.
+    /// The smallest region, and the smallest schedule after it.
     fn smallest(&self, unplanned: &Fitted) -> Result<(Fitted, Region), FittingError> {
         let region = self.region.with_slots(self.least(unplanned)?);
         let &FitTask { planner, effort, .. } = self.task;
@@ -177,8 +177,8 @@ impl Room<'_> {
         Ok((fit(&self.step.training, self.profile, &request)?, region))
     }
 
-    /// A region and a schedule that share the slab of a budget, in the way that is predicted to
-    /// take the least time: that of the schedule's calls, and that of everything that is moved.
+    /// A region and a schedule that share the slab of a budget such that the predicted time is
+    /// least: that of the schedule's calls, plus that of everything that is moved.
     fn within(&self, budget: Bytes, unplanned: &Fitted) -> Result<(Fitted, Region), FittingError> {
         let slab = budget.saturating_sub(self.reserve.total());
         let regions = self.regions(slab, unplanned)?;
@@ -217,10 +217,10 @@ impl Room<'_> {
         Ok((again.into_iter().find_map(Result::ok).unwrap_or(fitted), region.clone()))
     }
 
-    /// The regions that are tried in a slab, the largest first: the schedule behind it gets what
-    /// the step as captured takes there, or a part of it, or everything beside the smallest region.
-    /// Where each call finds everything in the tier, no region but the smallest is of any use, and
-    /// none but that of all chunks where nothing goes there.
+    /// The regions that are tried in a slab, the largest first: the schedule after it gets what the
+    /// step as captured takes there, or a part of it, or everything but the smallest region. If
+    /// each call finds everything in the tier, only the smallest region is of any use, and if
+    /// nothing goes to the tier, only one of all chunks.
     fn regions(&self, slab: Bytes, unplanned: &Fitted) -> Result<Vec<Region>, PlacementError> {
         let Room { region, .. } = self;
         let least = self.least(unplanned)?;
@@ -255,8 +255,8 @@ impl Room<'_> {
         points.into_iter().map(|point| point.result).collect()
     }
 
-    /// Seconds of what the manager moves in a step, once it knows the order of accesses: it is
-    /// asked, and nothing is taken to go on beside the calls.
+    /// Seconds of the manager's moves in a step, once it knows the order of accesses: found by
+    /// running the manager, and assuming that no move overlaps with a call.
     fn moving(&self, region: &Region, fitted: &Fitted) -> Result<Seconds, PlacementError> {
         let Some((out, back)) = self.links else { return Ok(Seconds(0.0)) };
         let accesses = region.accesses(&self.step.training, fitted.schedule());

@@ -1,5 +1,5 @@
-//! Sums, differences, products and quotients. Invariant: one table says which types of operands
-//! meet, and in what; an operator's scalar and tensor overloads round alike.
+//! Sums, differences, products and quotients. Invariant: one table says which types of operands may
+//! be combined, and into which type; an operator's scalar and tensor overloads round alike.
 
 use tightfit::operator::Operator;
 use tightfit::tensor::DType;
@@ -29,7 +29,7 @@ impl Arithmetic {
         }
     }
 
-    /// A float and a number, which `alpha` scales in a sum or a difference.
+    /// A float and a number; `alpha` scales the number in a sum or a difference.
     fn with_number(self, alpha: f32, x: f32, number: f32) -> f32 {
         match self {
             Arithmetic::Add => x + number * alpha,
@@ -69,14 +69,14 @@ impl Whole {
     }
 }
 
-/// How the types of two operands meet in a result.
+/// How the types of two operands are combined in a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Promotion {
     /// Floats with floats.
     Floats,
     /// Floats with a number.
     FloatsNumber,
-    /// A number with floats, as the derivatives of tanh and sigmoid have it: 1 − x².
+    /// A number with floats, as in the derivatives of tanh and sigmoid: 1 − x².
     NumberFloats,
     /// Whole numbers with whole numbers.
     Integers,
@@ -93,7 +93,7 @@ enum Promotion {
 /// An operand's element type; `None` for a number.
 type Side = Option<DType>;
 
-/// The promotions that networks need, of all that PyTorch has.
+/// The promotions that networks need, out of all that PyTorch has.
 fn promotion(
     kind: Arithmetic,
     left: Side,

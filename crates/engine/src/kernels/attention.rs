@@ -17,7 +17,7 @@ use crate::kernels::{Kernel, KernelError, Operands, float_bytes, math, shaped, t
 /// Rows of queries whose scores are held at a time.
 const BLOCK: usize = QUERY_BLOCK as usize;
 
-/// What both passes need to know.
+/// The parameters that both passes need.
 #[derive(Clone, Debug)]
 struct Shape {
     batch: usize,
@@ -26,7 +26,7 @@ struct Shape {
     keys: usize,
     causal: bool,
     scale: f32,
-    /// Added to the scores before the soft maximum, broadcast to [batch, heads, queries, keys].
+    /// Added to the scores before the softmax, broadcast to [batch, heads, queries, keys].
     mask: Option<Typed<f32>>,
     scores: Workspace,
     threads: usize,
@@ -303,7 +303,7 @@ unsafe fn row_dot(a: Matrix, b: Matrix, row: usize) -> f32 {
 /// Sets a matrix to zero.
 ///
 /// # Safety
-/// It lies in valid memory that nobody else touches.
+/// It lies in valid memory that no other code accesses.
 unsafe fn clear(matrix: Matrix) {
     for row in 0..matrix.rows {
         // SAFETY: the caller's promise.

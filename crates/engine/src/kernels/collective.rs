@@ -1,9 +1,10 @@
-//! What all ranks do together, in two halves. Invariant: the first half only says what goes and
-//! where what comes is to be put, and never waits; between both, what comes belongs to the link,
-//! and what goes stays as it is. What the second half leaves is the same on every transport.
+//! Collectives, in two halves. Invariant: the first half only says what is sent and where received
+//! data is to be put, and never waits; between the halves, the memory for received data belongs to
+//! the link, and sent data stays unchanged. The result of the second half is the same on every
+//! transport.
 //!
 //! A collective of w ranks is w (w − 1) messages: one from each rank to each other one, numbered by
-//! the sender, then by the receiver. Pieces behind the end of a tensor are empty, and do not go.
+//! the sender, then by the receiver. Pieces past the end of a tensor are empty, and not sent.
 
 use tightfit::operator::Operator;
 use tightfit::tensor::Argument;
@@ -18,7 +19,7 @@ use crate::transport::{Awaiting, Header, Lent, Link, LinkError};
 #[derive(Clone, Copy)]
 struct Collective {
     operator: Operator,
-    /// First byte of what is taken, and of what is brought.
+    /// Address of the first byte of the input, and of the output.
     takes: usize,
     brings: usize,
     /// Elements of the whole tensor, and of a piece.
@@ -34,7 +35,7 @@ pub(super) fn begin(operator: Operator, operands: &Operands) -> Result<Kernel, K
     Ok(Box::new(move |run| collective.with_link(run, |link| collective.begin(run, link))))
 }
 
-/// The second half of a call, where it has one.
+/// The second half of a call, if it has one.
 pub(crate) fn end(operator: Operator, operands: &Operands) -> Result<Option<Kernel>, KernelError> {
     if !operator.is_collective() {
         return Ok(None);
@@ -43,7 +44,7 @@ pub(crate) fn end(operator: Operator, operands: &Operands) -> Result<Option<Kern
     Ok(Some(Box::new(move |run| collective.with_link(run, |link| collective.end(run, link)))))
 }
 
-/// The mean of the pieces of all ranks, summed in their order; zeros behind the end of the tensor.
+/// The mean of the pieces of all ranks, summed in their order; zeros past the end of the tensor.
 pub(super) fn mean(operands: &Operands) -> Result<Kernel, KernelError> {
     let (whole, pieces, out) = (operands.float(0)?, operands.float(1)?, operands.float_output(0)?);
     let &[others, piece] = &pieces.shape[..] else {
@@ -124,7 +125,7 @@ impl Collective {
         self.whole.saturating_sub(rank * self.piece).min(self.piece)
     }
 
-    /// Where this rank has what goes to another one.
+    /// Where this rank has what it sends to another one, and its elements.
     fn goes(&self, own: usize, to: usize) -> (usize, usize) {
         match self.operator {
             Operator::AllGather => (self.takes, self.elements(own)),
@@ -132,8 +133,8 @@ impl Collective {
         }
     }
 
-    /// Where this rank wants what comes from another one; of a tensor that is gathered, from itself
-    /// too.
+    /// Where this rank puts what comes from another one, and its elements; if a tensor is gathered,
+    /// from itself too.
     fn comes(&self, own: usize, from: usize) -> (usize, usize) {
         let (row, piece) = match self.operator {
             Operator::AllGather => (from, from),
@@ -163,7 +164,7 @@ impl Collective {
             let ((from, elements), (to, _)) = (self.goes(own, own), self.comes(own, own));
             let raw = |address| Raw::<f32>(run.base.wrapping_add(address).cast());
             // SAFETY: both lie in their buffers, which the checker proved disjoint, and no other
-            // rank's piece is where the own one goes.
+            // rank's piece is put where the own one is.
             unsafe {
                 raw(to).slice_mut(0, elements).copy_from_slice(raw(from).slice(0, elements));
             }
@@ -178,7 +179,7 @@ impl Collective {
             if elements > 0 {
                 let first = run.base.wrapping_add(place);
                 let length = float_bytes(1, 1, elements);
-                // SAFETY: these bytes belong to the link until it has answered, and to nobody else.
+                // SAFETY: these bytes belong to the link alone until it has answered.
                 let into = unsafe { std::slice::from_raw_parts_mut(first, length) };
                 link.receive(self.header(run, from, own), into)?;
             }
@@ -191,7 +192,7 @@ impl Collective {
         Ok(())
     }
 
-    /// All other ranks, the next one first, so that not all begin with the same one.
+    /// All other ranks, beginning with the next one, so that not all begin with the same one.
     fn others(&self, own: usize) -> impl Iterator<Item = usize> + use<> {
         let ranks = self.ranks;
         (1..ranks).map(move |distance| (own + distance) % ranks)
@@ -212,7 +213,7 @@ impl Collective {
     }
 }
 
-/// This rank, where there are so many.
+/// This rank, if there are exactly this many.
 fn rank_among(run: &Run<'_>, ranks: usize) -> Option<usize> {
     let (link, _) = run.link?;
     (link.ranks() as usize == ranks).then_some(link.rank().as_u32() as usize)

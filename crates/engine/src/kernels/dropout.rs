@@ -10,7 +10,7 @@ use crate::philox::{key, philox_lanes};
 /// Elements of a task: 64 blocks of 4 words.
 const CHUNK: usize = 1024;
 
-/// (x · mask / (1 − p), mask); the identity where `train` is false.
+/// (x · mask / (1 − p), mask); the identity if `train` is false.
 pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
     let (x, out, mask) = (
         operands.float(0)?,
@@ -39,7 +39,7 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
     if !(x.is_contiguous() && out.is_contiguous() && mask_is_contiguous) {
         return Err(KernelError::Unsupported("dropout of a strided tensor".to_string()));
     }
-    // Kept where the word is not below p · 2³².
+    // An element is kept if its word is not below p · 2³².
     let threshold = (p * 4_294_967_296.0).round().min(f64::from(u32::MAX)) as u32;
     let scale = if p < 1.0 { (1.0 / (1.0 - p)) as f32 } else { 0.0 };
     let elements = out.elements();
@@ -66,7 +66,7 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
     }))
 }
 
-/// y = x · scale where the word is not below the threshold, else 0.
+/// y = x · scale if the word is not below the threshold, else 0.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl+avx2+fma", "x86_64+avx2+fma"))]
 fn apply(words: &[u32], x: &[f32], threshold: u32, scale: f32, y: &mut [f32]) {
     for ((y, &x), &word) in y.iter_mut().zip(x).zip(words) {
@@ -74,7 +74,7 @@ fn apply(words: &[u32], x: &[f32], threshold: u32, scale: f32, y: &mut [f32]) {
     }
 }
 
-/// Words of the blocks from `first`, four in a row; 16 blocks are computed side by side.
+/// Words of the blocks from `first`, four in a row; 16 blocks are computed in parallel.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl+avx2+fma", "x86_64+avx2+fma"))]
 fn draw(key: [u32; 2], first: u32, rest: [u32; 3], words: &mut [u32; CHUNK]) {
     for (group, words) in words.as_chunks_mut::<64>().0.iter_mut().enumerate() {

@@ -44,8 +44,8 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
     }))
 }
 
-/// out[indices[i]] += gradient[i], where the index is not `padding_idx`; the rest is zero. By
-/// frequency: each gradient is divided by how often its index occurs.
+/// out[indices[i]] += gradient[i] if the index is not `padding_idx`; the rest is zero. By
+/// frequency: each gradient is divided by the number of times its index occurs.
 pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
     let (gradient, index, out) =
         (operands.float(0)?, operands.integer(1)?, operands.float_output(0)?);

@@ -1,4 +1,4 @@
-//! What goes from one rank to another, as calls. Invariant: a tensor that is sent or received takes
+//! Transfers from one rank to another, as calls. Invariant: a tensor that is sent or received takes
 //! the bytes of its elements and no others, and is read or written whole; a call that fails raises
 //! a fault, and the link says why.
 
@@ -8,7 +8,7 @@ use crate::kernels::tensor::Tensor;
 use crate::kernels::{Fault, Kernel, KernelError, Operands, Run};
 use crate::transport::{Awaiting, Header, Lent, Link, LinkError};
 
-/// Memory for what is to come: it is there, so nothing is to be done.
+/// Memory for an incoming tensor; the schedule has placed it, so there is nothing to do.
 pub(super) fn incoming(_: &Operands) -> Result<Kernel, KernelError> {
     Ok(Box::new(|_| {}))
 }
@@ -39,7 +39,7 @@ pub(super) fn receive(operands: &Operands) -> Result<Kernel, KernelError> {
     Ok(Box::new(move |run| {
         with_link(run, message, |link, header| {
             let first = run.base.wrapping_add(span.address);
-            // SAFETY: the tensor lies in its buffer, without gaps, and nobody else touches it.
+            // SAFETY: the tensor lies in its buffer, without gaps, and no other code accesses it.
             let into = unsafe { std::slice::from_raw_parts_mut(first, span.bytes) };
             link.receive(header, into)
         });

@@ -7,7 +7,7 @@ use crate::kernels::movement::convert;
 use crate::kernels::tensor::{Element, Tensor, Typed};
 use crate::kernels::{Fault, Kernel, KernelError, Operands, dimension, shaped, typed};
 
-/// Offsets of element `index` of a tensor of `shape` in tensors with the given strides; dimension
+/// Offset of element `index` of a tensor of `shape` in a tensor with the given strides; dimension
 /// `skip` does not count.
 fn offset(shape: &[usize], strides: &[usize], mut index: usize, skip: Option<usize>) -> usize {
     let mut offset = 0;
@@ -20,8 +20,8 @@ fn offset(shape: &[usize], strides: &[usize], mut index: usize, skip: Option<usi
     offset
 }
 
-/// The dimension of argument 1, along which an index may have any extent; along all others it must
-/// not reach beyond `x`.
+/// The dimension in argument 1, along which an index may have any extent; along all others it must
+/// not be larger than `x`.
 fn indexed(operands: &Operands, x: &Tensor, index: &Tensor) -> Result<usize, KernelError> {
     let dim = dimension(operands.number(1, "dim")? as i64, x.shape.len())?;
     let inside = dim < x.shape.len()
@@ -36,7 +36,7 @@ fn indexed(operands: &Operands, x: &Tensor, index: &Tensor) -> Result<usize, Ker
     )))
 }
 
-/// out[… i …] = x[… index[… i …] …] along argument 1.
+/// out[… i …] = x[… index[… i …] …] along the dimension in argument 1.
 pub(super) fn gather(operands: &Operands) -> Result<Kernel, KernelError> {
     let (x, index, out) =
         (operands.tensor(0)?.clone(), operands.integer(2)?, operands.output(0)?.clone());
@@ -82,7 +82,8 @@ pub(super) fn gather(operands: &Operands) -> Result<Kernel, KernelError> {
     }
 }
 
-/// A copy of x with a constant at the places that the index names along argument 1.
+/// A copy of x with a constant at the places that the index names along the dimension in argument
+/// 1.
 pub(super) fn scatter_value(operands: &Operands) -> Result<Kernel, KernelError> {
     let (x, index, out) =
         (operands.tensor(0)?.clone(), operands.integer(2)?, operands.output(0)?.clone());

@@ -4,7 +4,7 @@
 use crate::kernels::tensor::{Tensor, Typed};
 use crate::kernels::{Fault, Kernel, KernelError, Operands, Run, shaped, tasks};
 
-/// How row losses become the loss, as ATen numbers it.
+/// How row losses are combined into the loss, as ATen numbers it.
 #[derive(Clone, Copy, PartialEq)]
 enum Reduction {
     None,
@@ -53,7 +53,7 @@ impl Targets {
         }
     }
 
-    /// Class and weight of row `i`; `None` where it does not count.
+    /// Class and weight of row `i`; `None` if it does not count.
     fn row(&self, run: &Run, i: usize) -> Option<(usize, f32)> {
         // SAFETY: row i of the targets; the class is checked before it is followed.
         let class = unsafe { self.target.raw(run.base).read(i * self.target.strides[0]) };
@@ -93,7 +93,7 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
     }
     Ok(Box::new(move |run| {
         let (x, y) = (logits.raw(run.base), out.raw(run.base));
-        // In double precision and in row order: one addition per row is nothing beside the
+        // In double precision and in row order: one addition per row is nothing compared to the
         // logarithms.
         let (mut sum, mut weights) = (0.0f64, 0.0f64);
         for i in 0..logits.shape[0] {

@@ -47,7 +47,7 @@ pub(super) fn exp(x: f32) -> f32 {
     p * power_of_two(half) * power_of_two(n - half)
 }
 
-/// eˣ for x ≤ 0, 0 below −87.3: the core of every soft maximum. NaN stays NaN.
+/// eˣ for x ≤ 0, 0 below −87.3: the core of every softmax. NaN stays NaN.
 #[inline(always)]
 pub(super) fn exp_negative(x: f32) -> f32 {
     let (n, p) = exp_parts(x.max(-87.3));
@@ -92,7 +92,7 @@ fn normal(x: f32) -> (f32, f32) {
     (bell, if x >= 0.0 { 1.0 - tail } else { tail })
 }
 
-/// tanh x = (1 − e⁻²ˣ) / (1 + e⁻²ˣ), and its series where that would cancel.
+/// tanh x = (1 − e⁻²ˣ) / (1 + e⁻²ˣ), and its series where subtraction would cancel.
 #[inline(always)]
 fn hyperbolic_tangent(x: f32) -> f32 {
     let e = exp_negative(-2.0 * x.abs());
@@ -185,7 +185,7 @@ vectorised! {
     };
 }
 
-/// Elements below which a sum is kept in lanes before it is added to the total.
+/// Elements that are summed in lanes before their sum is added to the total.
 const SUM_BLOCK: usize = 4096;
 
 /// Runs over `x` in 16 lanes, each of which starts at `start` and takes every sixteenth element.
@@ -231,7 +231,7 @@ pub(super) fn dot(x: &[f32], y: &[f32]) -> f32 {
     fold(lanes, |a, b| a + b)
 }
 
-/// Largest element; −∞ for none.
+/// Largest element; −∞ if there is none.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl+avx2+fma", "x86_64+avx2+fma"))]
 pub(super) fn largest(x: &[f32]) -> f32 {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
@@ -363,7 +363,7 @@ pub(super) fn normalize_gradient(
 ) {
     let n = dx.len();
     let (dy, x) = (&dy[..n], &x[..n]);
-    // g goes through dx, so that both sums read it from the cache.
+    // g is stored in dx, so that both sums read it from the cache.
     match weight {
         Some(weight) => mul(dy, &weight[..n], dx),
         None => dx.copy_from_slice(dy),

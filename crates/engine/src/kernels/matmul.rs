@@ -1,6 +1,6 @@
 //! Matrix products by the `gemm-f32` crate. Invariant: an element's sum runs over k in an order
 //! that depends on the shapes alone, so the number of threads does not change a bit; strides are
-//! handed over as they are, nothing is copied here.
+//! passed on as they are, nothing is copied here.
 
 use gemm_common::Parallelism;
 use gemm_f32::gemm::f32::get_gemm_fn;
@@ -9,7 +9,7 @@ use crate::kernels::elementwise::map1;
 use crate::kernels::tensor::{Element, Tensor, Typed};
 use crate::kernels::{Kernel, KernelError, Operands};
 
-/// Multiply-adds below which worker threads cost more than they bring.
+/// Multiply-adds below which worker threads cost more than they save.
 const SERIAL: usize = 48 * 48 * 256;
 
 /// A matrix inside the slab.
@@ -43,7 +43,8 @@ impl Matrix {
 /// out = [out +] scale · left · right
 ///
 /// # Safety
-/// The matrices lie in valid memory, their shapes match, and nobody else touches `out` meanwhile.
+/// The matrices lie in valid memory, their shapes match, and no other code accesses `out`
+/// meanwhile.
 pub(super) unsafe fn product(
     out: Matrix,
     add: bool,
@@ -96,22 +97,22 @@ pub(super) unsafe fn product(
     }
 }
 
-/// Has this thread allocate what it keeps from one product to the next, before anything was packed:
-/// the panel that products pack rows into, so that only what is written of it takes memory; and
-/// small pieces, of which an allocator holds some back for each thread. Were these taken while a
-/// product has its operands packed, they would lie behind them for good, and the next product,
-/// which does not fit between, would take memory of its own.
+/// Makes this thread allocate what it keeps from one product to the next before anything is packed:
+/// the panel that products pack rows into, so that only the part of it that is written takes
+/// memory; and small pieces, some of which an allocator holds back for each thread. If these were
+/// taken while a product has its operands packed, they would lie after them for good, and the next
+/// product, which does not fit in between, would take more memory.
 pub(crate) fn take_panel() {
-    /// The largest piece that a product takes beside packed operands, but for very shallow ones.
+    /// The largest piece that a product takes besides packed operands, except very shallow ones.
     const LARGEST: usize = 256;
-    /// More than the allocators at hand hold back of a size.
+    /// More pieces of one size than the allocators in use hold back.
     const HELD_BACK: usize = 8;
     for size in (16..=LARGEST).step_by(16) {
         let pieces: [Vec<u8>; HELD_BACK] = std::array::from_fn(|_| Vec::with_capacity(size));
         std::hint::black_box(&pieces);
     }
-    // Sixteen rows that lie side by side are a multiple of every register's lanes, so that nothing
-    // but a panel is taken for them.
+    // Sixteen adjacent rows are a multiple of every register's lanes, so that nothing but a panel
+    // is allocated for them.
     const ROWS: usize = 16;
     const COLUMNS: usize = 20;
     const DEPTH: usize = 3;

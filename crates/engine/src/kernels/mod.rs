@@ -67,7 +67,7 @@ pub enum KernelError {
         /// The types that it computes with.
         wanted: &'static str,
     },
-    /// Shapes do not go together; the message says which.
+    /// Shapes do not match; the message says which.
     #[error("{0}")]
     Shapes(String),
     /// A variant of the operator that has no kernel; the message names it.

@@ -1,4 +1,4 @@
-//! Making and moving tensors: constants, ranges, copies, concatenation, slices written. Invariant:
+//! Making and moving tensors: constants, ranges, copies, concatenation, writing slices. Invariant:
 //! only the type changes on the way, by the rules of a C cast.
 
 use tightfit::tensor::{Argument, DType};
@@ -49,7 +49,7 @@ pub(super) fn arange(operands: &Operands) -> Result<Kernel, KernelError> {
     }
 }
 
-/// The elements of tensor argument `index` in the output's place and type.
+/// The elements of tensor argument `index`, in the output's place and type.
 pub(super) fn copy(operands: &Operands, index: usize) -> Result<Kernel, KernelError> {
     convert(operands.tensor(index)?, operands.output(0)?)
 }
@@ -85,7 +85,7 @@ pub(super) fn convert(from: &Tensor, to: &Tensor) -> Result<Kernel, KernelError>
     }
 }
 
-/// Tensors side by side along a dimension: each is copied into its slice of the output.
+/// Tensors one after another along a dimension: each is copied into its slice of the output.
 pub(super) fn cat(operands: &Operands) -> Result<Kernel, KernelError> {
     let Some(Argument::List(list)) = operands.node.args.first() else {
         return Err(operands.wrong(0, "a list of tensors"));
@@ -101,9 +101,9 @@ pub(super) fn cat(operands: &Operands) -> Result<Kernel, KernelError> {
         let part =
             operands.tensor_of(argument).ok_or_else(|| operands.wrong(0, "a list of tensors"))?;
         if part.shape == [0] {
-            continue; // ATen lets an empty vector stand for nothing
+            continue; // ATen skips an empty vector
         }
-        // The part's own extent along the dimension, as far as there is room; all other extents are
+        // The part's own extent along the dimension, limited to what is left; all other extents are
         // the output's.
         let mut shape = out.shape.clone();
         shape[dim] = part.shape.get(dim).map_or(0, |&extent| extent.min(out.shape[dim] - start));
@@ -133,7 +133,7 @@ pub(super) fn slice_scatter(operands: &Operands) -> Result<Kernel, KernelError> 
         .shape
         .get(dim)
         .ok_or_else(|| KernelError::Shapes("a slice of a single number".to_string()))?;
-    // As ATen reads a bound: from the end where it is negative, and no further than the tensor.
+    // As ATen reads a bound: from the end if it is negative, and no further than the tensor.
     let bound = |index, name, default: usize| match operands.argument(index, name) {
         Some(Argument::Int(at)) if *at < 0 => {
             Ok(extent.saturating_sub(usize::try_from(at.unsigned_abs()).unwrap_or(usize::MAX)))
@@ -162,7 +162,7 @@ pub(super) fn slice_scatter(operands: &Operands) -> Result<Kernel, KernelError> 
     }
     let (rest, insert) = (convert(x, out)?, convert(part, &slice)?);
     if (x.address, &x.strides) == (out.address, &out.strides) {
-        return Ok(insert); // in place: the rest lies there already
+        return Ok(insert); // in place: the rest is there already
     }
     Ok(Box::new(move |run| {
         rest(run);

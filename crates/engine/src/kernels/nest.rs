@@ -2,9 +2,9 @@
 //! visited once, blocks do not depend on the number of threads, and a block's inputs are read
 //! before its outputs are written, so an output may lie exactly where an input lies.
 //!
-//! The elements of an output have places of their own (`execute::admission` refuses a graph where
-//! they do not), so each place of an output is written once too. Elements of an input may share a
-//! place: they are only read.
+//! The elements of an output have places of their own (`execute::admission` refuses a graph in
+//! which they do not), so each place of an output is written once too. Elements of an input may
+//! share a place: they are only read.
 
 use rayon::prelude::*;
 
@@ -13,7 +13,7 @@ use crate::kernels::tensor::{Element, Raw, Tensor};
 
 /// Elements of a block: inputs and output of one block stay in the first-level cache.
 pub(super) const BLOCK: usize = 1024;
-/// Elements below which worker threads cost more than they bring.
+/// Elements below which worker threads cost more than they save.
 pub(super) const SERIAL: usize = 32 * 1024;
 
 /// Extents and strides of `N` tensors, dimensions merged where all tensors allow it, innermost
@@ -54,7 +54,7 @@ impl<const N: usize> Nest<N> {
         }
     }
 
-    /// Elements in all.
+    /// Total number of elements.
     pub fn elements(&self) -> usize {
         self.extents.iter().product()
     }
@@ -65,7 +65,7 @@ impl<const N: usize> Nest<N> {
     }
 
     /// Calls `body` for every block with each tensor's first element and the block's length;
-    /// `scratch` is made once per task.
+    /// `scratch` is created once per task.
     pub fn walk<S>(
         &self,
         scratch: impl Fn() -> S + Sync,
@@ -96,7 +96,7 @@ impl<const N: usize> Nest<N> {
         }
     }
 
-    /// Each tensor's offset at element `start` of `row`, where rows count all outer dimensions.
+    /// Each tensor's offset at element `start` of `row`, counting rows over all outer dimensions.
     fn offsets(&self, mut row: usize, start: usize) -> [usize; N] {
         let last = self.extents.len() - 1;
         let mut offsets = self.strides[last].map(|stride| stride * start);
@@ -111,7 +111,7 @@ impl<const N: usize> Nest<N> {
     }
 }
 
-/// A block of an input: where it lies, or staged where it is strided or lies where the output does.
+/// A block of an input: in place, or staged if it is strided or lies where the output does.
 ///
 /// # Safety
 /// The `len` elements from `offset` with step `stride` must lie within the tensor.
@@ -139,7 +139,7 @@ pub(super) unsafe fn load<T: Element>(
     &buffer[..len]
 }
 
-/// Computes a block of an output where it lies, or in a buffer that is then scattered.
+/// Computes a block of an output in place, or in a buffer that is then scattered.
 ///
 /// # Safety
 /// The `len` elements from `offset` with step `stride` must lie within the tensor and belong to

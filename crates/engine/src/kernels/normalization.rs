@@ -60,7 +60,7 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
                 let y = y.raw(run.base).slice_mut(to.at(i), to.len);
                 let x = x.raw(run.base);
                 if from.step != 1 {
-                    // A strided row is gathered where its result will lie, and normalized in place.
+                    // A strided row is gathered in its result's place, and normalized in place.
                     for (j, slot) in y.iter_mut().enumerate() {
                         *slot = x.read(from.at(i) + j * from.step);
                     }
@@ -84,7 +84,7 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
     }))
 }
 
-/// (dx, dweight, dbias), each where it is asked for.
+/// (dx, dweight, dbias), each if it is used.
 pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
     let inner = operands.integers(2, "normalized_shape")?.len();
     let (dy, x) = (operands.float(0)?, operands.float(1)?);
@@ -123,7 +123,7 @@ pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
             let place = |slot: usize, output: Option<Raw<f32>>| {
                 let target =
                     if alone { output } else { Some(sums.shifted((part * 2 + slot) * len)) };
-                // SAFETY: a task owns its rows of the workspace, or is alone.
+                // SAFETY: a task owns its rows of the workspace, or is the only one.
                 target
                     .filter(|_| output.is_some())
                     .map(|target| unsafe { target.slice_mut(0, len) })

@@ -1,6 +1,6 @@
 //! What a kernel is given when it is compiled: its node, its tensors, its workspace. Invariant: an
-//! argument is handed out as the kind of thing that the kernel asked for, or refused by an error
-//! that says which argument it is; and a workspace is as large as the kernel says it needs.
+//! argument is returned as the kind of thing that the kernel requests, or refused by an error that
+//! says which argument it is; and a workspace is as large as the kernel says it needs.
 
 use tightfit::graph::Node;
 use tightfit::tensor::Argument;
@@ -15,7 +15,7 @@ pub(crate) struct Operands<'a> {
     pub inputs: Vec<Tensor>,
     /// Tensors of [`Node::outputs`].
     pub outputs: Vec<Option<Tensor>>,
-    /// What the schedule gives for scratch; kernels get it from [`Operands::workspace`].
+    /// The schedule's scratch memory; kernels get it from [`Operands::workspace`].
     pub scratch: Option<Scratch>,
 }
 
@@ -28,7 +28,7 @@ pub(crate) struct Scratch {
     pub bytes: usize,
 }
 
-/// A workspace that is as large as the kernel asked for.
+/// A workspace that is as large as the kernel requested.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Workspace {
     address: usize,
@@ -41,7 +41,7 @@ impl Workspace {
     }
 }
 
-/// Bytes of `buffers` × `rows` × `columns` 32-bit floats; too many to count are too many to give.
+/// Bytes of `buffers` × `rows` × `columns` 32-bit floats; saturates if there are too many to count.
 pub(super) fn float_bytes(buffers: usize, rows: usize, columns: usize) -> usize {
     buffers.saturating_mul(rows).saturating_mul(columns).saturating_mul(size_of::<f32>())
 }
@@ -53,7 +53,7 @@ impl Operands<'_> {
         self.node.inputs.iter().position(|input| input == value).map(|index| &self.inputs[index])
     }
 
-    /// Positional argument `index`, where it is a tensor.
+    /// Positional argument `index`, if it is a tensor.
     pub fn optional(&self, index: usize) -> Option<&Tensor> {
         self.node.args.get(index).and_then(|argument| self.tensor_of(argument))
     }
@@ -119,7 +119,7 @@ impl Operands<'_> {
         }
     }
 
-    /// Positional argument `index`, or keyword `name`, a truth value; `default` where it is
+    /// Positional argument `index`, or keyword `name`, a truth value; `default` if it is
     /// missing.
     pub fn flag(&self, index: usize, name: &str, default: bool) -> bool {
         match self.argument(index, name) {
@@ -152,8 +152,8 @@ impl Operands<'_> {
         self.optional_output(index).map(typed).transpose()
     }
 
-    /// The workspace, of which the kernel uses `needed` bytes and no more. Where it needs none,
-    /// what it gets must not be followed.
+    /// The workspace, of which the kernel uses `needed` bytes and no more. If it needs none, the
+    /// address that it gets must not be accessed.
     pub(super) fn workspace(&self, needed: usize) -> Result<Workspace, KernelError> {
         let (address, given) =
             self.scratch.map_or((0, 0), |scratch| (scratch.address, scratch.bytes));
@@ -198,7 +198,7 @@ pub(super) fn dimension(dim: i64, dims: usize) -> Result<usize, KernelError> {
         .ok_or_else(|| KernelError::Shapes(format!("dimension {dim} of {dims}")))
 }
 
-/// Refuses a tensor of another shape than the kernel relies on.
+/// Refuses a tensor of another shape than the kernel expects.
 pub(super) fn shaped(tensor: &Tensor, what: &str, wanted: &[usize]) -> Result<(), KernelError> {
     if tensor.shape == wanted {
         Ok(())
@@ -225,7 +225,7 @@ mod tests {
 
     const THREADS: usize = 3;
 
-    /// A call over tensors of floats; `args` makes its arguments of them.
+    /// A call over tensors of floats; `args` makes its arguments from them.
     fn call(
         op: &str,
         inputs: &[&[u64]],

@@ -21,7 +21,7 @@ fn tensors(operands: &Operands, states: usize) -> Result<Vec<Typed<f32>>, Kernel
     let all = (0..2 + states).map(|index| operands.float(index)).collect::<Result<Vec<_>, _>>()?;
     let alike = all.iter().all(|tensor| tensor.shape == all[0].shape);
     let dense = all.iter().enumerate().all(|(i, tensor)| i == 1 || tensor.is_contiguous());
-    // What is written in place must be what the graph says is written: parameter, then states.
+    // What is written in place must match the graph's declaration: parameter, then states.
     let written = all.iter().enumerate().filter(|&(i, _)| i != 1).map(|(_, tensor)| tensor);
     let declared = written.enumerate().all(|(i, tensor)| {
         operands.optional_output(i).is_some_and(|output| {
@@ -119,7 +119,7 @@ fn adam_step(c: &Adam, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
 }
 
 /// Stochastic gradient descent with optional momentum, as `torch.optim.SGD`: the first update's
-/// momentum is the gradient itself, which a state of zeros gives too.
+/// momentum is the gradient itself, which a state of zeros also results in.
 pub(super) fn sgd(operands: &Operands) -> Result<Kernel, KernelError> {
     let states = operands.node.args.len().saturating_sub(2);
     let decay = operands.optional_number(usize::MAX, "weight_decay").unwrap_or(0.0) as f32;

@@ -1,19 +1,19 @@
-//! What a matrix product packs: memory that the `gemm` crate allocates beside the slab. Invariant:
-//! block sizes are those that the library itself computes for this processor, its tiles are those
-//! of its own kernels, and every figure is at least what the library allocates.
+//! What a matrix product packs: memory that the `gemm` crate allocates in addition to the slab.
+//! Invariant: block sizes are those that the library itself computes for this processor, its tiles
+//! are those of its own kernels, and every figure is at least what the library allocates.
 
 use gemm_common::cache::{CACHE_INFO, KernelParams, kernel_params};
 use gemm_common::gemm::CACHELINE_ALIGN;
 use gemm_f32::microkernel;
 use tightfit::units::Bytes;
 
-/// An allocation takes whole pages where it is large, and a header.
+/// Large allocations take whole pages, and a header.
 const PAGE: usize = 4096;
 /// Bytes of an element.
 const ELEMENT: usize = size_of::<f32>();
-/// Up to this many rows and columns the library does not ask for block sizes…
+/// Up to this many rows and columns the library does not compute block sizes…
 const SMALL: usize = 64;
-/// … but takes this depth.
+/// … but uses this depth.
 const SMALL_DEPTH: usize = 512;
 
 /// A register tile: rows and columns of the result that the innermost loop holds.
@@ -46,24 +46,24 @@ fn tile() -> Tile {
     Tile { rows: scalar::f32::MR_DIV_N, columns: scalar::f32::NR }
 }
 
-/// What a product takes beside its operands.
+/// What a product takes in addition to its operands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Packed {
     /// Bytes allocated until the library returns.
     pub at_once: Bytes,
-    /// Bytes that are written of each thread's panel: memory as large as the second-level cache,
-    /// which a thread allocates at its first product and keeps.
+    /// Bytes written in each thread's panel: memory as large as the second-level cache, which a
+    /// thread allocates at its first product and keeps.
     pub panel: Bytes,
 }
 
-/// Most that one m × k · k × n product on so many threads takes.
+/// Most that one m × k · k × n product on this many threads takes.
 pub(crate) fn packed(m: u64, n: u64, k: u64, threads: u64) -> Packed {
     let extent = |extent: u64| usize::try_from(extent).unwrap_or(usize::MAX);
     let (m, n, k) = (extent(m), extent(n), extent(k));
     if m == 0 || n == 0 || k == 0 {
         return Packed::default();
     }
-    // The operands are exchanged where that suits the result's strides.
+    // The library exchanges the operands if that suits the result's strides.
     let tile = tile();
     let (as_given, exchanged) = (one(tile, [m, n, k], threads), one(tile, [n, m, k], threads));
     Packed {
@@ -72,16 +72,16 @@ pub(crate) fn packed(m: u64, n: u64, k: u64, threads: u64) -> Packed {
     }
 }
 
-/// What one product takes whose left operand is the first.
+/// What one product takes with its operands in the given order.
 fn one(tile: Tile, [m, n, k]: [usize; 3], threads: u64) -> Packed {
     let KernelParams { kc, mc, nc } = blocks(tile, [m, n, k], threads);
     let rows = m.checked_next_multiple_of(tile.rows).unwrap_or(usize::MAX);
-    // One slice of the depth of the right operand, as wide as a block, where it has rows to serve.
+    // One slice of the depth of the right operand, as wide as a block, if it serves enough rows.
     let right = if m > 2 * tile.rows { kc.saturating_mul(nc) } else { 0 };
-    // The same of the left operand, where that has two blocks of rows at most; one of more is
+    // The same of the left operand, if that has at most two blocks of rows; if it has more, it is
     // packed into the threads' panels.
     let left = if m <= 2 * mc { kc.saturating_mul(rows) } else { 0 };
-    // Whether a tile of rows was packed: a byte for each, for each thread.
+    // Flags of packed tiles of rows: a byte for each, for each thread.
     let marks = (mc / tile.rows).saturating_mul(threads as usize);
     let elements = right.saturating_add(left).saturating_mul(ELEMENT);
     let at_once = elements.saturating_add(marks).saturating_add(2 * CACHELINE_ALIGN + PAGE);

@@ -1,6 +1,6 @@
 //! Parts of a kernel, which may run at the same time. Invariant: no part writes what another one
-//! reads or writes. Tests have every access recorded and compared ([`assert_disjoint`]); the matrix
-//! product's own threads are not seen.
+//! reads or writes. Tests record every access and compare them ([`assert_disjoint`]), except those
+//! of the matrix product's own threads.
 
 #[cfg(debug_assertions)]
 mod recorded;
@@ -18,7 +18,7 @@ pub fn assert_disjoint() {
     recorded::start();
 }
 
-/// The same calls, which do nothing.
+/// The same functions, without effect.
 #[cfg(not(debug_assertions))]
 mod unrecorded {
     #[derive(Default)]

@@ -46,7 +46,7 @@ pub(super) fn binary(
     map2::<f32, f32, f32>(operands.tensor(0)?, operands.tensor(1)?, operands.output(0)?, f)
 }
 
-/// xᵉ; the exponents that networks use have their own formula, as in PyTorch.
+/// xᵉ; common exponents have their own formulas, as in PyTorch.
 pub(super) fn power(operands: &Operands) -> Result<Kernel, KernelError> {
     let (x, out) = (operands.tensor(0)?, operands.output(0)?);
     let exponent = operands.number(1, "exponent")? as f32;
@@ -65,7 +65,7 @@ pub(super) fn log(operands: &Operands) -> Result<Kernel, KernelError> {
     constant(operands.tensor(0)?, operands.output(0)?, f32::ln)
 }
 
-/// Within two limits, of which one may be missing; NaN stays, and a limit of NaN gives NaN.
+/// Limits to a range, of which one end may be missing; NaN stays, and a limit of NaN gives NaN.
 pub(super) fn clamp(operands: &Operands) -> Result<Kernel, KernelError> {
     let low = operands.optional_number(1, "min");
     let high = operands.optional_number(2, "max");
@@ -215,7 +215,7 @@ pub(super) fn compare(operator: Operator, operands: &Operands) -> Result<Kernel,
     }
 }
 
-/// 1 where the element is zero.
+/// 1 if the element is zero.
 pub(super) fn logical_not(operands: &Operands) -> Result<Kernel, KernelError> {
     fn not<T: Element>(x: &Tensor, out: &Tensor) -> Result<Kernel, KernelError> {
         map1::<T, u8>(x, out, |x, y| {
@@ -233,7 +233,7 @@ pub(super) fn logical_not(operands: &Operands) -> Result<Kernel, KernelError> {
     }
 }
 
-/// 1 where both elements are not zero.
+/// 1 if both elements are not zero.
 pub(super) fn logical_and(operands: &Operands) -> Result<Kernel, KernelError> {
     fn and<T: Element>(x: &Tensor, y: &Tensor, out: &Tensor) -> Result<Kernel, KernelError> {
         map2::<T, T, u8>(x, y, out, |x, y, z| {
@@ -253,7 +253,7 @@ pub(super) fn logical_and(operands: &Operands) -> Result<Kernel, KernelError> {
     }
 }
 
-/// Bit by bit; truth values are one bit.
+/// Bit by bit; a truth value is one bit.
 pub(super) fn bitwise_and(operands: &Operands) -> Result<Kernel, KernelError> {
     fn and<T: Element + std::ops::BitAnd<Output = T>>(
         x: &Tensor,
@@ -290,8 +290,7 @@ pub(super) fn bitwise_not(operands: &Operands) -> Result<Kernel, KernelError> {
     }
 }
 
-/// The gradient where x lies above the threshold, 0 elsewhere; NaN in x lets it through, as in
-/// ATen.
+/// The gradient if x is above the threshold, else 0; for NaN in x the gradient, as in ATen.
 pub(super) fn threshold_backward(operands: &Operands) -> Result<Kernel, KernelError> {
     let threshold = operands.number(2, "threshold")? as f32;
     map2::<f32, f32, f32>(

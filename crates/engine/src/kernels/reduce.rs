@@ -14,7 +14,7 @@ struct Split {
     reduced: Vec<(usize, usize)>,
 }
 
-/// The input's dimensions, split; `dims` empty means all.
+/// The input's dimensions, split; an empty `dims` means all.
 fn split(x: &Tensor, out: &Tensor, dims: &[i64]) -> Result<Split, KernelError> {
     let rank = x.shape.len();
     let mut is_reduced = vec![dims.is_empty(); rank];
@@ -24,7 +24,7 @@ fn split(x: &Tensor, out: &Tensor, dims: &[i64]) -> Result<Split, KernelError> {
             is_reduced[dim] = true;
         }
     }
-    // The output has each kept extent, and ones, or nothing, for the reduced ones.
+    // The output has each kept extent, and for the reduced ones either 1 or no dimension.
     let keepdim = out.shape.len() == rank;
     let (mut kept, mut reduced, mut next) = (Vec::new(), Vec::new(), 0);
     let mut expected = Vec::new();
@@ -53,7 +53,7 @@ fn split(x: &Tensor, out: &Tensor, dims: &[i64]) -> Result<Split, KernelError> {
     Ok(Split { kept, reduced })
 }
 
-/// Joins reduced dimensions that lie side by side.
+/// Joins adjacent reduced dimensions.
 fn merge(dims: &mut Vec<(usize, usize)>) {
     let mut merged: Vec<(usize, usize)> = Vec::new();
     for &(extent, step) in dims.iter() {
@@ -138,8 +138,8 @@ pub(super) fn reduce(operator: Operator, operands: &Operands) -> Result<Kernel, 
     }
 }
 
-/// Sums divided by `divisor`: along rows where reduced elements lie side by side, down columns
-/// where kept ones do.
+/// Sums divided by `divisor`: along rows if reduced elements are adjacent, down columns if kept
+/// ones are.
 fn sums(
     operands: &Operands,
     x: Typed<f32>,
@@ -171,8 +171,8 @@ fn sums(
     }))
 }
 
-/// Blocks of rows are summed side by side, each into its own row of the workspace, and then added
-/// in order; a single block is summed into the output itself.
+/// Blocks of rows are summed in parallel, each into its own row of the workspace, and then added in
+/// order; a single block is summed into the output itself.
 fn down_columns(
     operands: &Operands,
     x: Typed<f32>,
@@ -193,7 +193,8 @@ fn down_columns(
         tasks::for_each(outer * blocks, block * width, |task| {
             let (row, part) = (task / blocks, task % blocks);
             let (a, b) = split.kept_at(row, 1);
-            // SAFETY: a task owns its row of the workspace, or, where it is alone, of the output.
+            // SAFETY: a task owns its row of the workspace, or, if it is the only one, of the
+            // output.
             let sums = unsafe {
                 partial.map_or_else(
                     || to.slice_mut(b, width),
@@ -229,7 +230,7 @@ fn down_columns(
     }))
 }
 
-/// Any reduction of one output element at a time.
+/// Any reduction, one output element at a time.
 fn each(
     x: Typed<f32>,
     out: Typed<f32>,

@@ -1,5 +1,5 @@
 //! A tensor as rows along its last dimensions. Invariant: a row's elements lie a constant step
-//! apart; kernels that need them side by side ask for [`Rows::contiguous`].
+//! apart; kernels that need them adjacent use [`Rows::contiguous`].
 
 use crate::kernels::KernelError;
 use crate::kernels::tensor::Tensor;
@@ -13,7 +13,7 @@ pub(super) struct Rows {
     pub count: usize,
     /// Elements of a row.
     pub len: usize,
-    /// From one element of a row to the next.
+    /// Step from one element of a row to the next.
     pub step: usize,
 }
 
@@ -47,7 +47,7 @@ impl Rows {
         })
     }
 
-    /// Rows whose elements lie side by side.
+    /// Rows whose elements are adjacent.
     pub fn contiguous(tensor: &Tensor, inner: usize) -> Result<Rows, KernelError> {
         let rows = Rows::new(tensor, inner)?;
         if rows.step == 1 {

@@ -1,4 +1,4 @@
-//! What a kernel is told when it runs, and how it reports what it cannot compute. Invariant: a
+//! What a kernel is given when it runs, and how it reports what it cannot compute. Invariant: a
 //! fault is raised from any worker thread and read once, after the step.
 
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -32,7 +32,7 @@ impl FaultFlag {
         self.0.fetch_or(bit, Ordering::Relaxed);
     }
 
-    /// Nothing comes from other ranks any more, so that nothing is worth computing.
+    /// Whether the link to other ranks has failed, so that further computation is useless.
     pub fn is_cut_off(&self) -> bool {
         self.0.load(Ordering::Relaxed) & FaultFlag::LINK != 0
     }
@@ -62,7 +62,7 @@ pub(crate) struct Run<'a> {
     pub micro_batch: MicroBatchId,
     /// Learning rate of the step.
     pub learning_rate: f32,
-    /// The way to other ranks, and the number there of the graph's first message.
+    /// The link to other ranks, and the link's number for the graph's first message.
     pub link: Option<(&'a dyn Link, u32)>,
 }
 

@@ -1,5 +1,5 @@
-//! Soft maxima along a dimension, and their gradients. Invariant: a line is computed by one task,
-//! in order.
+//! Softmax along a dimension, and its gradients. Invariant: a line is computed by one task, in
+//! order.
 
 use tightfit::operator::Operator;
 

@@ -1,12 +1,12 @@
-//! Cutting work into tasks. Invariant: which task does what depends on the work alone, not on the
-//! number of threads.
+//! Cutting work into tasks. Invariant: how work is divided among tasks depends on the work alone,
+//! not on the number of threads.
 
 use rayon::prelude::*;
 
 use crate::kernels::nest::SERIAL;
 use crate::kernels::parts::Parts;
 
-/// Calls `body` for each of `count` parts of `weight` elements each, on worker threads where that
+/// Calls `body` for each of `count` parts of `weight` elements each, on worker threads if that
 /// pays.
 pub(super) fn for_each(count: usize, weight: usize, body: impl Fn(usize) + Sync) {
     let parts = Parts::default();

@@ -29,7 +29,7 @@ impl Element for u8 {
     const DTYPE: DType = DType::Bool;
 }
 
-/// Strides of dimensions of extent one lead nowhere; larger ones are clamped to this.
+/// Strides of dimensions of extent one are never used; larger ones are clamped to this.
 const LARGEST_IDLE_STRIDE: u64 = 1 << 32;
 
 /// A tensor at an address of the slab.
@@ -45,7 +45,7 @@ pub(crate) struct Tensor {
     pub strides: Vec<usize>,
 }
 
-/// A tensor whose elements are `T`s, which was looked at when the kernel was compiled.
+/// A tensor whose elements are `T`s, as was verified when the kernel was compiled.
 #[derive(Clone, Debug)]
 pub(crate) struct Typed<T> {
     tensor: Tensor,
@@ -83,7 +83,7 @@ unsafe impl<T> Send for Raw<T> {}
 unsafe impl<T> Sync for Raw<T> {}
 
 impl<T> Raw<T> {
-    /// The pointer `offset` elements further, which must not be followed beyond the tensor.
+    /// The pointer `offset` elements further, which must not be dereferenced outside the tensor.
     pub fn shifted(self, offset: usize) -> Raw<T> {
         Raw(self.0.wrapping_add(offset))
     }
@@ -118,7 +118,7 @@ impl<T> Raw<T> {
         }
     }
 
-    /// Copies elements from `offset` into a slice, and holds no reference to them.
+    /// Copies elements from `offset` on into a slice, and keeps no reference to them.
     ///
     /// # Safety
     /// They must lie within the tensor, and nothing may write them meanwhile.
@@ -133,10 +133,10 @@ impl<T> Raw<T> {
         }
     }
 
-    /// `len` elements from `offset`.
+    /// `len` elements from `offset` on.
     ///
     /// # Safety
-    /// They must lie within the tensor, and nobody may write them meanwhile.
+    /// They must lie within the tensor, and nothing may write them meanwhile.
     pub unsafe fn slice<'a>(self, offset: usize, len: usize) -> &'a [T] {
         // SAFETY: the caller's promise.
         unsafe {
@@ -145,10 +145,10 @@ impl<T> Raw<T> {
         }
     }
 
-    /// `len` elements from `offset`, to be written.
+    /// `len` elements from `offset` on, to be written.
     ///
     /// # Safety
-    /// They must lie within the tensor, and nobody else may touch them meanwhile.
+    /// They must lie within the tensor, and nothing else may touch them meanwhile.
     pub unsafe fn slice_mut<'a>(self, offset: usize, len: usize) -> &'a mut [T] {
         // SAFETY: the caller's promise.
         unsafe {
@@ -161,7 +161,7 @@ impl<T> Raw<T> {
 impl Tensor {
     /// Binds a value whose storage lies at `address`.
     ///
-    /// The verifier bounds offset and strides as far as they lead to elements. The offset and the
+    /// The verifier bounds offset and strides only if they lead to elements. The offset and the
     /// strides of a tensor without elements, and the stride of an extent of one, may be any number;
     /// they are replaced or clamped, so that arithmetic with them cannot overflow.
     pub fn bind(value: &Value, address: u64) -> Tensor {
@@ -188,7 +188,7 @@ impl Tensor {
         self.shape.iter().product()
     }
 
-    /// Row-major without gaps; strides of dimensions of extent one do not count.
+    /// Whether it is row-major without gaps; strides of dimensions of extent one do not count.
     pub fn is_contiguous(&self) -> bool {
         let mut expected = 1;
         for (&extent, &stride) in self.shape.iter().zip(&self.strides).rev() {

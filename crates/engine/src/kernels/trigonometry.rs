@@ -3,11 +3,11 @@
 
 use multiversion::multiversion;
 
-/// π/2 in three parts of 24 bits (Cody and Waite 1980), each rounded down; it exceeds them by
+/// π/2 in three parts of 24 bits (Cody and Waite 1980), each rounded down; it exceeds their sum by
 /// 3e-22.
 const HALF_PI: [f32; 3] = [f32::from_bits(0x3FC9_0FDA), 7.549_789_4e-8, 5.390_302_5e-15];
-/// Where the quotient by π/2 has 16 bits: its product with the first part, subtracted in a fused
-/// multiply-add, then leaves an exact remainder.
+/// Up to here the quotient by π/2 has 16 bits: its product with the first part, subtracted in a
+/// fused multiply-add, then leaves an exact remainder.
 const MODERATE: f32 = 102_943.0;
 /// Adding and subtracting 1.5·2²³ rounds to the nearest integer, which then stands in the low bits.
 const ROUND: f32 = 12_582_912.0;
@@ -39,7 +39,7 @@ fn sine(x: f32, quarters: i32) -> f32 {
     if quadrant & 2 == 0 { y } else { -y }
 }
 
-/// Replaces the results at angles that are not moderate by those of `exact`.
+/// Replaces the results at larger angles than [`MODERATE`] by those of `exact`.
 #[inline(always)]
 fn replace_large(x: &[f32], out: &mut [f32], exact: fn(f64) -> f64) {
     let mut any = false;
@@ -100,7 +100,7 @@ mod tests {
                     .fold(0.0, f64::max);
                 assert!(worst < 2.4e-7, "{worst} up to {limit}");
             }
-            // Next to their zeros, where nearly all of the argument cancels.
+            // Close to their zeros, where nearly all of the argument cancels.
             let worst = (1..=131_000)
                 .map(|n| relative((f64::from(n) * std::f64::consts::FRAC_PI_2) as f32))
                 .fold(0.0, f64::max);

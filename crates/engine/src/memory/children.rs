@@ -1,10 +1,10 @@
 //! Programs that this process starts and waits for, and the memory that they took. Invariant: only
 //! processes that were started here count.
 //!
-//! `getrusage(RUSAGE_CHILDREN)` would not do. Its figures survive `execve(2)`, so that a process
-//! takes over the children of whatever ran under its id before it: `cargo run` waits for compilers
-//! and then replaces itself by the program. And it is a maximum, from which nothing can be
-//! subtracted.
+//! `getrusage(RUSAGE_CHILDREN)` does not suffice. Its figures survive `execve(2)`, so that a
+//! process inherits the children of the program that ran under its id before it: `cargo run` waits
+//! for compilers and then replaces itself by the program. And it is a maximum, from which nothing
+//! can be subtracted.
 
 use std::io::{self, Read};
 use std::process::{Command, Output, Stdio};
@@ -13,12 +13,12 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use tightfit::units::Bytes;
 use wait4::Wait4;
 
-/// The largest so far.
+/// The largest peak so far, in bytes.
 static PEAK: AtomicU64 = AtomicU64::new(0);
-/// The process that [`output`] reads from; 0 for none. It has not been waited for, so that its id
-/// is its own.
+/// Id of the process that [`output`] reads from; 0 for none. It has not been waited for, so that
+/// its id is not reused.
 static RUNNING: AtomicI32 = AtomicI32::new(0);
-/// What [`send`] was last asked to send; 0 for nothing.
+/// The signal last passed to [`send`]; 0 for none.
 static SIGNAL: AtomicI32 = AtomicI32::new(0);
 
 /// Most resident bytes of a process that [`output`] ran, or of one that it started and waited for.
@@ -26,13 +26,13 @@ pub fn peak() -> Bytes {
     Bytes(PEAK.load(Ordering::Relaxed))
 }
 
-/// From now on [`peak`] counts processes that end later.
+/// From now on [`peak`] only counts processes that end later.
 pub(super) fn restart_peak() {
     PEAK.store(0, Ordering::Relaxed);
 }
 
-/// Sends a signal to the process that [`output`] runs, and to each that it starts later. A handler
-/// of signals may call it.
+/// Sends a signal to the process that [`output`] runs, and to each that it starts later. A signal
+/// handler may call it.
 pub fn send(signal: i32) {
     SIGNAL.store(signal, Ordering::SeqCst);
     pass_on();
@@ -50,7 +50,7 @@ fn pass_on() {
 }
 
 /// Runs a command to its end and returns what it printed to standard output. It has no standard
-/// input, and its standard error is discarded. Its memory counts in the most that children took.
+/// input, and its standard error is discarded. Its memory counts toward the peak of children.
 ///
 /// # Errors
 /// If it cannot be started, read or waited for.

@@ -1,4 +1,4 @@
-//! Sizes in files of the system. Invariant: a figure that the system does not give is `None`.
+//! Sizes in the system's files. Invariant: a figure that the system does not give is `None`.
 
 use tightfit::units::Bytes;
 

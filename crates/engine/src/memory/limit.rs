@@ -15,8 +15,8 @@ pub fn physical_memory() -> Option<Bytes> {
     Some(limit(Path::new("/sys/fs/cgroup"), &groups).map_or(machine, |limit| limit.min(machine)))
 }
 
-/// The least limit of the groups that `/proc/self/cgroup` names, and of those around them, where
-/// their hierarchies are mounted at `root`.
+/// The least limit of the groups that `/proc/self/cgroup` names, and of those around them, if their
+/// hierarchies are mounted at `root`.
 fn limit(root: &Path, groups: &str) -> Option<Bytes> {
     groups.lines().flat_map(|line| files(root, line)).filter_map(|file| read(&file)).min()
 }
@@ -38,7 +38,7 @@ fn files(root: &Path, line: &str) -> Vec<PathBuf> {
         return Vec::new();
     };
     // In a container the path may be that of the host, which is not mounted: the hierarchy's root
-    // is then the container's own group, and an ancestor like any other.
+    // is then the container's own group, and is read like any ancestor.
     let group = Path::new(group.trim_start_matches('/'));
     let inside = |folder: &PathBuf| {
         let folder = folder.clone();

@@ -1,5 +1,5 @@
-//! Memory: the slab, what the process takes beside it, and what the operating system says of both.
-//! Invariant: nothing but the slab holds tensors.
+//! Memory: the slab, what the process takes besides it, and what the operating system reports of
+//! both. Invariant: nothing but the slab holds tensors.
 
 mod children;
 mod field;

@@ -1,4 +1,4 @@
-//! What the operating system says about this process, and what the process gives back to it.
+//! What the operating system reports about this process, and what the process gives back to it.
 //! Invariant: a figure that the system does not give is `None`, never a guess; giving back changes
 //! no byte that the program can see.
 
@@ -19,8 +19,8 @@ pub fn resident() -> Option<Bytes> {
     field("/proc/self/status", "VmRSS:")
 }
 
-/// Resident bytes that this process shares with no file: what remains its own beside others that
-/// run the same program.
+/// Resident bytes that this process shares with no file: what it adds to others that run the same
+/// program.
 pub fn own() -> Option<Bytes> {
     field("/proc/self/status", "RssAnon:")
 }
@@ -31,28 +31,29 @@ pub fn peak_resident() -> Option<Bytes> {
     Some(own.max(children::peak()))
 }
 
-/// From now on [`peak_resident`] counts anew; where the system cannot do that, it goes on from what
-/// it was.
+/// From now on [`peak_resident`] counts from zero; if the system cannot do that, it continues from
+/// its previous value.
 pub fn restart_peak() {
     // proc(5): writing 5 resets the high-water mark.
     std::fs::write("/proc/self/clear_refs", "5").ok();
     children::restart_peak();
 }
 
-/// From now on all threads take memory from one heap, so that what one of them frees serves the
-/// others instead of lying in a heap of its own, and only what is used of it is resident.
+/// From now on all threads allocate from one heap, so that what one of them frees serves the others
+/// instead of lying in a heap of its own, and only the used part of it is resident.
 pub fn one_heap() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: sets numbers of the allocator.
+    // SAFETY: sets parameters of the allocator.
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, 1);
-        // Where the environment asks for it, what is allocated is filled, used or not.
+        // Overrides the environment, which may make the allocator fill, and so touch, what it
+        // returns.
         libc::mallopt(libc::M_PERTURB, 0);
     }
 }
 
-/// Gives back what was freed, and the pages of code and constants that were read: they come again
-/// from their files when they are needed.
+/// Gives back what was freed, and the pages of code and constants that were read: they are read
+/// again from their files when needed.
 pub fn give_back() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: releases free memory only.
@@ -63,10 +64,10 @@ pub fn give_back() {
     give_files_back();
 }
 
-/// Gives back what there is, and has memory of a quarter of a MiB or more come from the heap's end
-/// from now on. Gaps between what is in use would serve some of it, and larger pieces come from the
-/// end all the same, so that both would stay resident: packing of several sizes would take more
-/// than the largest of them.
+/// Gives back what it can, and makes allocations of a quarter of a MiB or more come from the heap's
+/// end from now on. Gaps between what is in use would serve some of them, and larger ones come from
+/// the end anyway, so that both would stay resident: packing of several sizes would take more than
+/// the largest of them.
 pub fn settle_heap() {
     give_back();
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
@@ -81,7 +82,7 @@ pub fn settle_heap() {
             while size >= SMALLEST {
                 let piece = libc::malloc(size);
                 // A piece with a mapping of its own may lie on either side of the heap: below it
-                // where the size of stacks has no limit.
+                // if the size of stacks has no limit.
                 let is_in_a_gap =
                     heap.contains(&(piece as usize)) && piece as usize + size <= heap.end;
                 if !is_in_a_gap {
@@ -93,7 +94,7 @@ pub fn settle_heap() {
     }
 }
 
-/// The addresses that the heap has now.
+/// The current addresses of the heap.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 fn heap() -> Option<Range<usize>> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
@@ -101,7 +102,7 @@ fn heap() -> Option<Range<usize>> {
     addresses(line.split_whitespace().next()?)
 }
 
-/// What proc(5) writes as `from-to`.
+/// Parses addresses, which proc(5) writes as `from-to`.
 #[cfg(target_os = "linux")]
 fn addresses(text: &str) -> Option<Range<usize>> {
     let (from, to) = text.split_once('-')?;
@@ -109,8 +110,8 @@ fn addresses(text: &str) -> Option<Range<usize>> {
     Some(address(from)?..address(to)?)
 }
 
-/// Drops the resident pages of files that are mapped for reading and have nothing of this process
-/// in them: the code and the constants of the program and its libraries.
+/// Drops the resident pages of files that are mapped read-only and of which this process has
+/// changed nothing: the code and the constants of the program and its libraries.
 #[cfg(target_os = "linux")]
 fn give_files_back() {
     let Ok(maps) = std::fs::read_to_string("/proc/self/smaps") else { return };
@@ -118,7 +119,7 @@ fn give_files_back() {
     for line in maps.lines() {
         // proc(5): `from-to permissions offset device inode path`, then lines such as
         // `Anonymous:  4 kB`, which counts the pages that are no longer the file's, and `Swap:`,
-        // which counts those of them that were written to it.
+        // which counts those of them that were swapped out.
         if let Some(copied) = line.strip_prefix("Anonymous:") {
             is_whole = copied.trim() == "0 kB";
         } else if let Some(swapped) = line.strip_prefix("Swap:") {
@@ -136,8 +137,8 @@ fn give_files_back() {
     }
 }
 
-/// The addresses of a mapping that `line` begins, where a file is mapped for reading alone and
-/// privately; `None` where the line begins no mapping.
+/// The addresses of the mapping that `line` begins, if it maps a file read-only and privately;
+/// `None` if the line begins no mapping.
 #[cfg(target_os = "linux")]
 fn file_mapped_for_reading(line: &str) -> Option<Option<Range<usize>>> {
     let mut words = line.split_whitespace();

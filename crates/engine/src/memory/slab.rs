@@ -1,14 +1,14 @@
 //! The slab: the only memory that a step computes in. Invariant: it is allocated once, never grows,
-//! and nothing on the hot path allocates beside it.
+//! and nothing on the hot path allocates memory besides it.
 
 use std::ptr::NonNull;
 
 use thiserror::Error;
 use tightfit::units::Bytes;
 
-/// Huge pages begin at multiples of this.
+/// Huge pages begin at multiples of this many bytes.
 const HUGE_PAGE: usize = 2 << 20;
-/// No system has larger pages.
+/// Bytes of the largest pages that any system has.
 const PAGE: usize = 64 << 10;
 
 /// The system refused the memory.
@@ -25,7 +25,7 @@ pub struct Slab {
     bytes: Bytes,
 }
 
-// SAFETY: the slab owns its memory; who writes where is settled by the schedule, which was checked.
+// SAFETY: the slab owns its memory; the checked schedule settles which code writes where.
 unsafe impl Send for Slab {}
 // SAFETY: as above; shared access hands out raw pointers only.
 unsafe impl Sync for Slab {}
@@ -51,7 +51,7 @@ impl Slab {
         let Some(bytes) = (self.mapped as u64).checked_sub(from).filter(|&bytes| bytes > 0) else {
             return;
         };
-        // SAFETY: the end of what was mapped, which nobody else uses.
+        // SAFETY: the end of what was mapped, which no other code uses.
         unsafe { pages::clear(self.base.add(from as usize), bytes as usize) }
     }
 
@@ -68,11 +68,11 @@ impl Slab {
     /// `len` bytes from `address`.
     ///
     /// # Panics
-    /// Where they do not lie in the slab.
+    /// If they do not lie in the slab.
     pub fn read(&self, address: u64, len: u64) -> &[u8] {
         self.assert_inside(address, len);
         // SAFETY: inside the slab, which is initialised; `&self` excludes `write`, and lanes write
-        // where the checker lets nobody read.
+        // only where the checker lets no call read.
         unsafe {
             std::slice::from_raw_parts(self.base.as_ptr().add(address as usize), len as usize)
         }
@@ -81,11 +81,11 @@ impl Slab {
     /// `len` bytes from `address`, to be written.
     ///
     /// # Panics
-    /// Where they do not lie in the slab.
+    /// If they do not lie in the slab.
     pub fn write(&mut self, address: u64, len: u64) -> &mut [u8] {
         self.assert_inside(address, len);
         // SAFETY: inside the slab; `&mut self` excludes every other access but that of lanes, which
-        // move what nobody writes.
+        // move what no call writes.
         unsafe {
             std::slice::from_raw_parts_mut(self.base.as_ptr().add(address as usize), len as usize)
         }
@@ -94,7 +94,7 @@ impl Slab {
     /// Two pieces of the slab, each an address and a size, to be written.
     ///
     /// # Panics
-    /// Where they do not lie in the slab, or overlap.
+    /// If they do not lie in the slab, or overlap.
     pub fn write_both(&mut self, first: (u64, u64), second: (u64, u64)) -> (&mut [u8], &mut [u8]) {
         let overlap = first.0 < second.0 + second.1 && second.0 < first.0 + first.1;
         assert!(!overlap || first.1 == 0 || second.1 == 0, "the pieces overlap");
@@ -108,11 +108,10 @@ impl Slab {
         }
     }
 
-    /// `len` bytes from `address`, for whoever moves them while calls compute elsewhere in the
-    /// slab.
+    /// `len` bytes from `address`, to be moved while calls compute elsewhere in the slab.
     ///
     /// # Panics
-    /// Where they do not lie in the slab.
+    /// If they do not lie in the slab.
     pub(crate) fn part(&self, address: u64, len: u64) -> Part {
         self.assert_inside(address, len);
         // SAFETY: inside the slab.
@@ -123,10 +122,10 @@ impl Slab {
     /// Copies `len` bytes from one address to another; the two places may overlap.
     ///
     /// # Safety
-    /// Nobody else reads or writes in either place meanwhile.
+    /// No other code reads or writes in either place meanwhile.
     ///
     /// # Panics
-    /// Where they do not lie in the slab.
+    /// If they do not lie in the slab.
     pub(crate) unsafe fn copy_within(&self, from: u64, to: u64, len: u64) {
         self.assert_inside(from, len);
         self.assert_inside(to, len);
@@ -145,14 +144,14 @@ impl Slab {
     }
 }
 
-/// A part of the slab that a lane reads or fills. It does not keep the slab: whoever has one uses
-/// it no longer than that.
+/// A part of the slab that a lane reads or fills. It does not keep the slab alive: it must not be
+/// used after the slab is dropped.
 pub(crate) struct Part {
     first: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: a part is a place; who reads and writes there when is settled by the schedule.
+// SAFETY: a part is a place; the schedule settles which code reads and writes there, and when.
 unsafe impl Send for Part {}
 
 impl Part {
@@ -164,7 +163,7 @@ impl Part {
     /// Its bytes.
     ///
     /// # Safety
-    /// The slab lives, and nobody writes there meanwhile.
+    /// The slab lives, and nothing writes there meanwhile.
     pub unsafe fn read(&self) -> &[u8] {
         // SAFETY: inside the slab, and the caller's promise.
         unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.len) }
@@ -173,7 +172,7 @@ impl Part {
     /// Its bytes, to be written.
     ///
     /// # Safety
-    /// The slab lives, and nobody else reads or writes there meanwhile.
+    /// The slab lives, and nothing else reads or writes there meanwhile.
     pub unsafe fn write(&mut self) -> &mut [u8] {
         // SAFETY: inside the slab, and the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.first.as_ptr(), self.len) }
@@ -182,13 +181,13 @@ impl Part {
 
 impl Drop for Slab {
     fn drop(&mut self) {
-        // SAFETY: mapped in `new`, and used by nobody else.
+        // SAFETY: mapped in `new`, and used by no other code.
         unsafe { pages::unmap(self.base, self.mapped) }
     }
 }
 
-/// Zeroed memory by the system's own call: an allocator of aligned memory writes the zeros itself,
-/// and with them takes every page.
+/// Zeroed memory from the system's own call: an allocator of aligned memory writes the zeros
+/// itself, and so takes every page.
 #[cfg(unix)]
 mod pages {
     use std::ptr::{self, NonNull};
@@ -215,7 +214,7 @@ mod pages {
         let before = first.align_offset(HUGE_PAGE);
         let base = first.wrapping_byte_add(before);
         // SAFETY: both ends of what was just mapped, around the part that is kept; advice about
-        // that part. All in whole pages, but for the end of the size, which the system rounds up.
+        // that part. All in whole pages, except the end of the size, which the system rounds up.
         unsafe {
             if before > 0 {
                 libc::munmap(first, before);
@@ -230,7 +229,7 @@ mod pages {
     }
 
     /// # Safety
-    /// `base` and `size` are those of [`map`], and nobody uses the memory meanwhile.
+    /// `base` and `size` are those of [`map`], and nothing uses the memory meanwhile.
     pub unsafe fn clear(base: NonNull<u8>, size: usize) {
         // SAFETY: the caller's promise.
         unsafe {
@@ -242,7 +241,7 @@ mod pages {
     }
 
     /// # Safety
-    /// `base` and `size` are those of [`map`], and nobody uses the memory any more.
+    /// `base` and `size` are those of [`map`], and nothing uses the memory any more.
     pub unsafe fn unmap(base: NonNull<u8>, size: usize) {
         // SAFETY: the caller's promise.
         unsafe {
@@ -267,14 +266,14 @@ mod pages {
     }
 
     /// # Safety
-    /// `base` and `size` are those of [`map`], and nobody uses the memory meanwhile.
+    /// `base` and `size` are those of [`map`], and nothing uses the memory meanwhile.
     pub unsafe fn clear(base: NonNull<u8>, size: usize) {
         // SAFETY: the caller's promise.
         unsafe { base.as_ptr().write_bytes(0, size) }
     }
 
     /// # Safety
-    /// `base` and `size` are those of [`map`], and nobody uses the memory any more.
+    /// `base` and `size` are those of [`map`], and nothing uses the memory any more.
     pub unsafe fn unmap(base: NonNull<u8>, size: usize) {
         if let Ok(layout) = Layout::from_size_align(size, HUGE_PAGE) {
             // SAFETY: the layout of `map`.

@@ -1,9 +1,9 @@
-//! The tier below the slab: a file. Invariant: it has all of its bytes before the first step, and
-//! no name, so that nothing is left of it however the process ends; what is read is what was
-//! written there last, or an error says that it is not.
+//! The tier below the slab: a file. Invariant: all of its bytes are allocated before the first
+//! step, and it has no name, so that nothing is left of it however the process ends; what is read
+//! is what was written there last, or an error says that it is not.
 //!
-//! The system's page cache is passed by where the file system allows it (`O_DIRECT`): what is in
-//! the tier would be held twice otherwise, and copying it takes processors from the step.
+//! The system's page cache is bypassed if the file system allows it (`O_DIRECT`): otherwise what is
+//! in the tier would be held twice, and copying it would take processor time from the step.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -19,17 +19,16 @@ use tightfit::units::{Bytes, Seconds};
 
 use crate::memory::slab::{Slab, SlabError};
 
-/// What is read or written lies at multiples of this, in the file and in memory, and has a multiple
-/// of it as its size.
+/// Reads and writes have offsets, in the file and in memory, and sizes that are multiples of this.
 pub const BLOCK: Bytes = Bytes(4096);
-/// Bytes that are read or written at once, and have a checksum.
+/// Bytes of a chunk, which is read or written at once and has a checksum.
 pub(crate) const CHUNK: u64 = 1 << 20;
 
-/// Why a tier cannot serve.
+/// Why a tier cannot be used.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TierError {
-    /// The folder takes no file.
+    /// No file can be created in the folder.
     #[error("no tier can be made in {}: {error}", folder.display())]
     Folder {
         /// The folder.
@@ -37,7 +36,7 @@ pub enum TierError {
         /// What the system says.
         error: io::Error,
     },
-    /// The folder has not so many bytes.
+    /// The folder does not have this many bytes.
     #[error(
         "the tier takes {needed}, and {} has no room for that: {error}; name a folder with more, \
          or allow a larger budget", folder.display()
@@ -50,19 +49,19 @@ pub enum TierError {
         /// What the system says.
         error: io::Error,
     },
-    /// Something in it cannot be read or written.
+    /// A part of it cannot be read or written.
     #[error(
         "the tier in {} failed at byte {at}: {}", folder.display(), in_words(error)
     )]
     Io {
         /// The folder.
         folder: PathBuf,
-        /// The first byte of what was asked for.
+        /// The first byte of what was requested.
         at: u64,
         /// What the system says.
         error: io::Error,
     },
-    /// What is read is not what was written.
+    /// What was read is not what was written.
     #[error(
         "the tier in {} is damaged: bytes {at} to {} are not those that were written there; the \
          disk below it cannot be trusted", folder.display(), at + bytes
@@ -75,7 +74,7 @@ pub enum TierError {
         /// Its size.
         bytes: u64,
     },
-    /// Something went wrong before, and was said then.
+    /// The tier failed before, and that failure was reported then.
     #[error("the tier failed before")]
     Failed,
     /// The system refused memory for reading and writing.
@@ -83,7 +82,7 @@ pub enum TierError {
     Memory(#[from] SlabError),
 }
 
-/// What the system says, and what it does not.
+/// What the system says, in clearer words if it says little.
 fn in_words(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => "the file ends before".to_string(),
@@ -101,7 +100,7 @@ pub struct TierFile {
     folder: PathBuf,
     bytes: Bytes,
     is_direct: bool,
-    /// Of each buffer, by its address.
+    /// The checksums of each buffer, by its address.
     checksums: HashMap<u64, Checksums>,
 }
 
@@ -109,7 +108,7 @@ impl TierFile {
     /// A file of `bytes` in a folder.
     ///
     /// # Errors
-    /// Where the folder takes no file, or has no room for so many bytes.
+    /// If the folder takes no file, or has no space for this many bytes.
     pub fn create(folder: &Path, bytes: Bytes) -> Result<TierFile, TierError> {
         let refused = |error| TierError::Folder { folder: folder.to_path_buf(), error };
         let file = tempfile::tempfile_in(folder).map_err(refused)?;
@@ -136,12 +135,12 @@ impl TierFile {
         self.bytes
     }
 
-    /// Whether it passes the page cache by.
+    /// Whether it bypasses the page cache.
     pub fn is_direct(&self) -> bool {
         self.is_direct
     }
 
-    /// Makes room for the checksums of a buffer.
+    /// Reserves the checksums of a buffer.
     pub(crate) fn declare(&mut self, address: u64, bytes: u64) -> Checksums {
         let chunks = bytes.div_ceil(CHUNK) as usize;
         let known = self.checksums.entry(address);
@@ -157,7 +156,7 @@ impl TierFile {
         self.checksums.get(&address).cloned()
     }
 
-    /// Writes a chunk of the buffer at `address`, `from` bytes behind its begin.
+    /// Writes a chunk of the buffer at `address`, `from` bytes after its beginning.
     pub(crate) fn write(
         &self,
         address: u64,
@@ -171,7 +170,7 @@ impl TierFile {
         Ok(())
     }
 
-    /// Reads a chunk of the buffer at `address` and holds it to its checksum.
+    /// Reads a chunk of the buffer at `address` and compares it with its checksum.
     pub(crate) fn read(
         &self,
         address: u64,
@@ -194,15 +193,15 @@ impl TierFile {
     }
 }
 
-/// What a tier in a folder is like, measured with a file of some bytes: for plans.
+/// Measures a tier in a folder with a temporary file, for plans.
 pub fn measure(folder: &Path, capacity: Option<Bytes>) -> Result<(Tier, [Link; 2]), TierError> {
-    /// Chunks that are written and read, where there may be so many.
+    /// Chunks that are written and read, if the capacity allows this many.
     const CHUNKS: u64 = 48;
     let room = capacity.map_or(u64::MAX, |most| (most.0 / CHUNK).max(1));
     let mut chunks = CHUNKS.min(room);
     let mut tier = loop {
         match TierFile::create(folder, Bytes(chunks * CHUNK)) {
-            // A small folder may have room for a small tier.
+            // A small folder may have space for a small tier.
             Err(TierError::Room { .. }) if chunks > 1 => chunks /= 2,
             tier => break tier?,
         }
@@ -222,10 +221,11 @@ pub fn measure(folder: &Path, capacity: Option<Bytes>) -> Result<(Tier, [Link; 2
             }
             times.push(begun.elapsed().as_secs_f64());
         }
-        // The mean: what is slow now and then is slow in a step, too.
+        // The mean: an operation that is slow now and then is slow in a step, too.
         Ok(times.iter().sum::<f64>() / times.len() as f64)
     };
-    // Small ones first, since each chunk is held to the checksum of what was written there last.
+    // Small ones first, since each chunk is compared with the checksum of what was last written
+    // there.
     let latencies = [seconds(false, BLOCK.0)?, seconds(true, BLOCK.0)?];
     let chunks = [seconds(false, CHUNK)?, seconds(true, CHUNK)?];
     let links = [0, 1].map(|way| {
@@ -235,8 +235,8 @@ pub fn measure(folder: &Path, capacity: Option<Bytes>) -> Result<(Tier, [Link; 2
     Ok((Tier { name: "disk".to_string(), capacity, block: BLOCK }, links))
 }
 
-/// The files of a folder lie in memory, so that a tier there takes as much of it as it saves; false
-/// where the system does not say.
+/// Whether the files of a folder lie in memory, so that a tier there takes as much of it as it
+/// saves; false if the system does not say.
 pub fn lies_in_memory(folder: &Path) -> bool {
     #[cfg(target_os = "linux")]
     {
@@ -251,7 +251,7 @@ pub fn lies_in_memory(folder: &Path) -> bool {
     }
 }
 
-/// All bytes of a file: the system gives them now, or refuses.
+/// Allocates all bytes of a file now, unless the system refuses.
 fn allocate(file: &File, bytes: Bytes) -> io::Result<()> {
     if bytes == Bytes::ZERO {
         return Ok(());
@@ -272,7 +272,7 @@ fn allocate(file: &File, bytes: Bytes) -> io::Result<()> {
     file.sync_data()
 }
 
-/// The same file without the page cache; none where the file system has no such thing.
+/// The same file without the page cache; none if the file system does not support that.
 #[cfg(target_os = "linux")]
 fn direct(file: &File) -> Result<Option<File>, TierError> {
     use std::os::fd::AsRawFd;
@@ -281,7 +281,7 @@ fn direct(file: &File) -> Result<Option<File>, TierError> {
     let mut options = File::options();
     options.read(true).write(true).custom_flags(libc::O_DIRECT);
     let Ok(direct) = options.open(again) else { return Ok(None) };
-    // Some open it so and refuse to read.
+    // Some file systems open it this way and refuse to read.
     let mut probe = Slab::new(BLOCK)?;
     let is_empty = file.metadata().is_ok_and(|known| known.len() < BLOCK.0);
     let works = is_empty || read_at(&direct, probe.write(0, BLOCK.0), 0).is_ok();

@@ -1,7 +1,7 @@
-//! Keeps the tensors of graphs whose order is not known ahead where they are needed: it is told of
-//! accesses and answers with moves. Invariant: once the moves of an access are made, in their
-//! order, everything that it computes with is on the device, within the limit; every move passed
-//! [`Verifier`] before it was handed out.
+//! Keeps tensors where they are needed, for graphs whose order is not known ahead: the caller
+//! reports accesses and gets moves in return. Invariant: once the moves of an access are made, in
+//! their order, everything that it computes with is on the device, within the limit; every move
+//! passed [`Verifier`] before it was returned.
 
 use cranelift_entity::PrimaryMap;
 
@@ -19,8 +19,8 @@ use super::verify::Verifier;
 use super::violation::Violation;
 use tightfit::units::{Bytes, Seconds};
 
-/// The tensors that a module computes with. One that is both read and written to is named once, as
-/// written to.
+/// The tensors that a module computes with. One that is both read and written is named once, as
+/// written.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Access<'a> {
     /// What is only read.
@@ -56,7 +56,7 @@ impl Residency {
     /// Tensors of the given bytes, in the order of registration, all held in the host tier.
     ///
     /// # Errors
-    /// The settings describe no region that there can be, or the tensors do not fit into chunks.
+    /// The settings describe an impossible region, or the tensors do not fit into chunks.
     pub fn new(
         settings: Settings,
         sizes: impl IntoIterator<Item = Bytes>,
@@ -77,10 +77,10 @@ impl Residency {
         })
     }
 
-    /// An iteration of a graph begins.
+    /// Begins an iteration of a graph.
     ///
     /// # Errors
-    /// The one before has not ended.
+    /// The previous one has not ended.
     pub fn begin(&mut self, graph: GraphKey) -> Result<(), ResidencyError> {
         self.usable()?;
         if self.in_iteration {
@@ -94,11 +94,11 @@ impl Residency {
     }
 
     /// A module is about to compute. The moves for it have to be made first, in their order, with
-    /// those of earlier accesses; those for accesses to come may go on while it computes.
+    /// those of earlier accesses; those for later accesses may go on while it computes.
     ///
     /// # Errors
-    /// No iteration has begun, a tensor is unknown or free, or there is not enough room. No tensor
-    /// has moved or changed its state then, and the call may be repeated.
+    /// No iteration has begun, a tensor is unknown or free, or there is not enough space. In that
+    /// case no tensor has moved or changed its state, and the call may be repeated.
     pub fn acquire(&mut self, access: Access<'_>) -> Result<&[Move], ResidencyError> {
         self.usable()?;
         if !self.in_iteration {
@@ -177,8 +177,7 @@ impl Residency {
         Ok(())
     }
 
-    /// The iteration ends, and no phase of it has computed with anything any more. Gives what it
-    /// moved.
+    /// Ends the iteration; no phase of it computes with anything any more. Returns what it moved.
     ///
     /// # Errors
     /// None has begun, or a tensor is still computed with.
@@ -226,7 +225,7 @@ impl Residency {
         Ok(&self.occupancy.moves)
     }
 
-    /// A tensor that gave up its bytes has some again, with nothing in them that may be read.
+    /// Gives bytes again to a tensor that gave up its own; they may not be read before a write.
     ///
     /// # Errors
     /// The tensor is unknown.
@@ -259,18 +258,18 @@ impl Residency {
         }
         let made = self.verify(0);
         self.end_run_on(made)?;
-        // What is moved between iterations is none of their figures.
+        // Moves between iterations do not count in their figures.
         self.figures = Figures::default();
         Ok(&self.occupancy.moves)
     }
 
-    /// Chunks and non-model data share so many bytes from the next access on.
+    /// From the next access on, chunks and non-model data share this many bytes.
     pub fn set_capacity(&mut self, capacity: Bytes) {
         self.settings.capacity = capacity;
     }
 
-    /// Adds to how long the moves of this iteration took, from when an access was told of until
-    /// they were made, and how much of that was for evictions.
+    /// Adds to the seconds that the moves of this iteration took, from when an access was reported
+    /// until they were made, and to the part of them spent on evictions.
     pub fn took(&mut self, layout: Seconds, eviction: Seconds) {
         self.figures.layout = self.figures.layout + layout;
         self.figures.eviction = self.figures.eviction + eviction;
@@ -282,7 +281,7 @@ impl Residency {
     }
 
     /// The most bytes that were on the device at the end of any access, model and non-model data:
-    /// what the margin is reckoned from.
+    /// the margin is computed from it.
     pub fn peak(&self) -> Bytes {
         self.peak
     }
@@ -292,17 +291,17 @@ impl Residency {
         self.settings.bytes(u64::from(self.occupancy.region.taken()))
     }
 
-    /// The bytes on the device that were brought ahead of a use that has not come yet.
+    /// The bytes on the device that were brought ahead of a use that is still to come.
     pub fn ahead(&self) -> Bytes {
         self.occupancy.ahead()
     }
 
-    /// What a tensor is; none where it is unknown.
+    /// The state of a tensor; none if it is unknown.
     pub fn state(&self, tensor: TensorId) -> Option<TensorState> {
         self.tensors.get(tensor).map(|known| known.state)
     }
 
-    /// Where a tensor begins, from the beginning of the region; none where it is not on the device.
+    /// Where a tensor begins, from the beginning of the region; none if it is not on the device.
     pub fn address(&self, tensor: TensorId) -> Option<Bytes> {
         let span = self.occupancy.packing.tensors.get(tensor)?;
         let slot = self.occupancy.standing(span.block?).slot.expand()?;
@@ -319,7 +318,7 @@ impl Residency {
         self.in_iteration && self.forecast.order().is_some()
     }
 
-    /// The blocks of an access, if its tensors may be computed with.
+    /// Collects the blocks of an access, if its tensors may be computed with.
     fn gather(&mut self, access: Access<'_>) -> Result<(), ResidencyError> {
         self.wanted.clear();
         for &tensor in access.reads.iter().chain(access.writes) {
@@ -360,7 +359,7 @@ impl Residency {
         self.verify(made)
     }
 
-    /// Judges and counts the moves behind those that were `made`.
+    /// Judges and counts the moves after the first `made`.
     fn verify(&mut self, made: usize) -> Result<(), Violation> {
         for step in &self.occupancy.moves[made..] {
             self.verifier.make(step)?;
@@ -369,7 +368,7 @@ impl Residency {
         Ok(())
     }
 
-    /// Next uses are reckoned anew, since what is known of them has changed.
+    /// Computes next uses again, since the forecast has changed.
     fn look_ahead_anew(&mut self) {
         self.occupancy.farthest.clear();
         self.occupancy.ahead_from = 0;
@@ -390,7 +389,7 @@ impl Residency {
         self.refused.map_or(Ok(()), |violation| Err(ResidencyError::Refused(violation)))
     }
 
-    /// A refused move is a defect, after which the books of the two sides differ.
+    /// After a refused move, which is a defect, the verifier's books differ from these.
     fn end_run_on(&mut self, judged: Result<(), Violation>) -> Result<(), ResidencyError> {
         judged.map_err(|violation| {
             self.refused = Some(violation);

@@ -1,6 +1,6 @@
-//! What the residency of tensors may answer in place of moves. Invariant: after an error all
-//! tensors are as they were before the call, save after [`ResidencyError::Refused`], which ends the
-//! run.
+//! Errors that the manager of residency returns in place of moves. Invariant: after an error all
+//! tensors are as they were before the call, except after [`ResidencyError::Refused`], which ends
+//! the run.
 
 use thiserror::Error;
 
@@ -34,11 +34,11 @@ pub enum ResidencyError {
     /// The tensors fill too many chunks.
     #[error("with {tensor} there are more than {most} chunks of {chunk}: choose larger chunks")]
     TooManyChunks {
-        /// The tensor that is too much.
+        /// The first tensor that does not fit.
         tensor: TensorId,
         /// The bytes of a chunk.
         chunk: Bytes,
-        /// How many chunks there may be.
+        /// The most chunks that there may be.
         most: u32,
     },
     /// The region has too many slots or too many bytes.
@@ -51,7 +51,7 @@ pub enum ResidencyError {
         slots: u32,
         /// The bytes of a slot.
         chunk: Bytes,
-        /// How many slots there may be.
+        /// The most slots that there may be.
         most: u32,
     },
     /// A share is not between 0 and 1.
@@ -67,10 +67,10 @@ pub enum ResidencyError {
     UnknownTensor {
         /// The tensor.
         tensor: TensorId,
-        /// How many were registered.
+        /// The number of registered tensors.
         count: usize,
     },
-    /// A tensor cannot become what was asked for.
+    /// A tensor cannot change to the requested state.
     #[error("{tensor}: {illegal}")]
     Illegal {
         /// The tensor.
@@ -78,15 +78,15 @@ pub enum ResidencyError {
         /// The transition.
         illegal: IllegalTransition,
     },
-    /// The tensors of an access do not fit, even if everything is evicted that may be.
+    /// The tensors of an access do not fit, even if everything that may be evicted is.
     #[error(
         "not enough memory on the device: {needed} more are needed, {freed} can be freed; give \
          the region more, or compute with fewer tensors at a time"
     )]
     NotEnough {
-        /// What has to be freed.
+        /// The bytes that have to be freed.
         needed: Bytes,
-        /// What can be.
+        /// The bytes that can be freed.
         freed: Bytes,
     },
     /// There are enough slots, but not in a row.
@@ -124,8 +124,8 @@ pub enum ResidencyError {
         /// The accesses so far.
         accesses: usize,
     },
-    /// A move was found to be wrong before it was handed out: a defect of this program. Nothing was
-    /// handed out, and nothing will be.
+    /// A move was found to be wrong before it was returned: a defect of this program. No moves were
+    /// returned, and none will be.
     #[error("a move was refused: {0}; this is a defect, please report it")]
     Refused(Violation),
 }

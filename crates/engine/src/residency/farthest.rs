@@ -1,5 +1,5 @@
-//! Which block is used farthest in the future. Invariant: what comes out was queued, was not
-//! withdrawn since, and has the largest key of all that is queued.
+//! Which block is used farthest in the future. Invariant: a block that is taken out was queued, was
+//! not withdrawn since, and has the largest key of all that are queued.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -8,21 +8,21 @@ use cranelift_entity::SecondaryMap;
 
 use super::id::BlockId;
 
-/// Below this there is no point in cleaning up.
+/// Below this number of entries, cleaning up is not worth it.
 const FEW: usize = 64;
 
 #[derive(Clone, Copy, Default)]
 struct Queued {
-    /// How many times the block was queued, by which its entries are told apart.
+    /// The number of times that the block was queued, which tells its entries apart.
     times: u32,
     is_queued: bool,
 }
 
-/// A key, the block and the number of the time that it was queued.
+/// A key, the block, and the value of `times` when it was queued.
 type Entry = (u64, Reverse<u32>, u32);
 
-/// Blocks by next use. Entries are withdrawn lazily: they stay in the heap until they come up or
-/// are the larger part of it, so that each operation is logarithmic in the mean.
+/// Blocks by next use. Entries are withdrawn lazily: they stay in the heap until they reach its top
+/// or are the larger part of it, so that each operation is logarithmic on average.
 #[derive(Clone, Default)]
 pub struct Farthest {
     heap: BinaryHeap<Entry>,
@@ -31,7 +31,7 @@ pub struct Farthest {
 }
 
 impl Farthest {
-    /// Queues a block with a key, in place of the one that it had.
+    /// Queues a block with a key, in place of its previous one.
     pub fn push(&mut self, block: BlockId, key: u64) {
         let queued = &mut self.blocks[block];
         self.queued += usize::from(!queued.is_queued);

@@ -12,7 +12,7 @@ use tightfit::units::{Bytes, Seconds};
 pub struct Figures {
     /// The accesses that were made.
     pub accesses: u64,
-    /// The moves that were handed out.
+    /// The number of moves.
     pub moves: u64,
     /// Bytes copied from the host to the device.
     pub to_device: Bytes,
@@ -20,16 +20,16 @@ pub struct Figures {
     pub to_host: Bytes,
     /// Bytes evicted without a copy, since the host had them.
     pub dropped: Bytes,
-    /// Bytes copied from one slot to another, to make room for several chunks in a row.
+    /// Bytes copied from one slot to another, to free several slots in a row.
     pub within_device: Bytes,
-    /// How long it took to decide on moves and to execute them, as the caller measured it.
+    /// Seconds to decide on moves and to execute them, as the caller measured it.
     pub layout: Seconds,
-    /// How much of that was for evictions.
+    /// The part of these seconds that was spent on evictions.
     pub eviction: Seconds,
 }
 
 impl Figures {
-    /// All bytes that crossed the way between host and device, in either direction.
+    /// All bytes moved between host and device, in either direction.
     pub fn volume(&self) -> Bytes {
         Bytes(self.to_device.0.saturating_add(self.to_host.0))
     }
@@ -48,7 +48,7 @@ impl Figures {
     }
 }
 
-/// What several iterations moved, all together.
+/// What several iterations moved, in total.
 impl AddAssign for Figures {
     fn add_assign(&mut self, other: Figures) {
         let sum = |a: &mut Bytes, b: Bytes| *a = Bytes(a.0.saturating_add(b.0));

@@ -1,6 +1,6 @@
-//! What is known of the accesses to come. Invariant: a graph is expected to run as it ran last
-//! time, and to be followed by the graph that followed it last time, by itself where none has yet;
-//! from the first access that is otherwise until the end of the iteration nothing is known.
+//! What is known of later accesses. Invariant: a graph is expected to run as it did last time, and
+//! to be followed by the graph that followed it last time, or by itself if none has yet; from the
+//! first access that differs until the end of the iteration nothing is known.
 
 use std::collections::BTreeMap;
 
@@ -11,16 +11,16 @@ use super::id::{BlockId, GraphKey, RecordId};
 use super::order::{Order, Recorder};
 use tightfit::units::Bytes;
 
-/// The key of what is not used again, as far as is known.
+/// The key of a block that is not used again, as far as is known.
 pub const NEVER: u64 = u64::MAX;
 
-/// An access, in the past, now or to come.
+/// An access, past, present or future.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cursor {
     record: RecordId,
     /// The position in the order of its graph.
     pub position: u32,
-    /// How many accesses were made before the graph began.
+    /// Number of accesses before the graph began.
     start: u64,
 }
 
@@ -40,26 +40,26 @@ pub struct Forecast {
     by_key: BTreeMap<GraphKey, RecordId>,
     /// The access that comes next; absent before the first iteration.
     now: Option<Cursor>,
-    /// The accesses of this iteration, where they are not those of the record.
+    /// The accesses of this iteration, if they are not those of the record.
     recorder: Option<Recorder>,
-    /// What was said of next uses when the last iteration ended still holds.
+    /// Whether the next uses as of the end of the last iteration still hold.
     holds: bool,
 }
 
 impl Cursor {
-    /// How many accesses were made before this one.
+    /// Number of accesses before this one.
     pub fn time(self) -> u64 {
         self.start + u64::from(self.position)
     }
 
-    /// The access behind this one, or the end of the order.
+    /// The access after this one, or the end of the order.
     pub fn after(self) -> Cursor {
         Cursor { position: self.position.saturating_add(1), ..self }
     }
 }
 
 impl Forecast {
-    /// A graph begins. Says whether the next uses that were given before still hold.
+    /// Begins a graph. Returns whether the next uses computed before still hold.
     pub fn begin(&mut self, key: GraphKey) -> bool {
         let records = &mut self.records;
         let record = *self.by_key.entry(key).or_insert_with(|| records.push(Record::default()));
@@ -76,9 +76,9 @@ impl Forecast {
         holds && !is_new
     }
 
-    /// The graph ends. What it did is recorded where it was not as expected. An iteration that only
-    /// ended early, such as one whose update was skipped, leaves the record as it is, unless the
-    /// one before ended there too.
+    /// Ends the graph. Its accesses are recorded if they were not as expected. An iteration that
+    /// only ended early, such as one whose update was skipped, leaves the record as it is, unless
+    /// the one before ended there too.
     pub fn end(&mut self) {
         let Some(now) = self.now else { return };
         let record = &mut self.records[now.record];
@@ -96,15 +96,14 @@ impl Forecast {
         }
     }
 
-    /// The order that is followed; absent in the warm-up of a graph, and where it did not do as
-    /// expected.
+    /// The order that is followed; absent in the warm-up of a graph, and once it has deviated.
     pub fn order(&self) -> Option<&Order> {
         let now = self.now.filter(|_| self.recorder.is_none())?;
         self.records[now.record].order.as_ref()
     }
 
-    /// The non-model bytes of the access that comes next: those of the record, the most of them
-    /// where it is not followed, none where there is no record yet.
+    /// The non-model bytes of the next access: those of the record, the most of them if it is not
+    /// followed, none if there is no record yet.
     pub fn non_model(&self) -> Option<Bytes> {
         let record = self.records.get(self.now?.record)?;
         let order = record.order.as_ref()?;
@@ -117,26 +116,26 @@ impl Forecast {
         self.now.map_or(0, |now| now.position)
     }
 
-    /// How many accesses were made so far.
+    /// Number of accesses so far.
     pub fn time(&self) -> u64 {
         self.now.map_or(0, Cursor::time)
     }
 
-    /// Whether an access to these blocks is what comes next as far as is known. Where nothing is
-    /// known, everything is as expected.
+    /// Whether an access to these blocks is what comes next as far as is known. If nothing is
+    /// known, every access is as expected.
     pub fn expects(&self, blocks: &[BlockId]) -> bool {
         let position = self.position();
         self.order().is_none_or(|it| position < it.accesses() && it.blocks(position) == blocks)
     }
 
-    /// The order is not followed from here on.
+    /// Stops following the order from here on.
     pub fn deviate(&mut self) {
         if let Some(order) = self.order() {
             self.recorder = Some(order.prefix(self.position()));
         }
     }
 
-    /// Whether one more access to so many blocks can be recorded.
+    /// Whether one more access to this many blocks can be recorded.
     ///
     /// # Errors
     /// The iteration is too long to be numbered.
@@ -144,7 +143,7 @@ impl Forecast {
         self.recorder.as_ref().map_or(Ok(()), |recorder| recorder.admit(blocks))
     }
 
-    /// The access that comes next is made.
+    /// Advances past the next access.
     pub fn advance(&mut self, blocks: &[BlockId]) {
         if let Some(recorder) = &mut self.recorder {
             recorder.push(blocks);
@@ -154,7 +153,7 @@ impl Forecast {
         }
     }
 
-    /// Non-model bytes were seen since the last access; a record is only ever raised.
+    /// Records non-model bytes seen since the last access; a record is only ever raised.
     pub fn observe(&mut self, bytes: Bytes) {
         let Some(now) = self.now else { return };
         let Some(position) = now.position.checked_sub(1) else { return };
@@ -165,8 +164,8 @@ impl Forecast {
         }
     }
 
-    /// How soon a block that was used last at `last` is used again: the larger, the later. Where
-    /// the order is not known, what was used last comes last, as a backward pass comes back to what
+    /// How soon a block that was last used at `last` is used again: the larger, the later. If the
+    /// order is not known, the block used last comes last, as a backward pass comes back to what
     /// the forward pass computed with last.
     pub fn key(&self, block: BlockId, last: u64) -> u64 {
         match self.now.filter(|_| self.order().is_some()) {
@@ -175,8 +174,8 @@ impl Forecast {
         }
     }
 
-    /// When a block is used at `from` or for the first time behind it, as the number of accesses
-    /// that are made before; [`NEVER`] where that is not known.
+    /// When a block is used at `from` or for the first time after it, as the number of accesses
+    /// before that; [`NEVER`] if that is not known.
     pub fn next_use(&self, from: Cursor, block: BlockId) -> u64 {
         let mut cursor = from;
         for _ in 0..=self.records.len() {
@@ -189,17 +188,17 @@ impl Forecast {
         NEVER
     }
 
-    /// The access that comes next, as far as is known.
+    /// The next access, as far as is known.
     pub fn coming(&self) -> Option<Cursor> {
         self.now.filter(|_| self.order().is_some()).and_then(|now| self.settle(now))
     }
 
-    /// The access behind this one, as far as is known.
+    /// The access after this one, as far as is known.
     pub fn behind(&self, cursor: Cursor) -> Option<Cursor> {
         self.settle(cursor.after())
     }
 
-    /// The blocks of an access to come and its non-model bytes.
+    /// The blocks of a later access and its non-model bytes.
     pub fn access(&self, cursor: Cursor) -> (&[BlockId], Bytes) {
         let order = self.records[cursor.record].order.as_ref();
         order.map_or((&[], Bytes::ZERO), |order| {

@@ -16,6 +16,6 @@ ids! {
     RecordId, "record";
 }
 
-/// What the caller calls a graph, such as the hash of its file or the length of its sequences.
+/// The caller's name for a graph, such as the hash of its file or the length of its sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GraphKey(pub u64);

@@ -1,8 +1,8 @@
 //! How many bytes of stateful tensors lie in which tier and in which state. Invariant: the totals
-//! are those of the tensors, at every instant; a tensor is free exactly where it has no payload.
+//! are those of the tensors, at every instant; a tensor is free exactly if it has no payload.
 //!
-//! This is the bookkeeping of ColossalAI's `StatefulTensor`, where the optimizer may compute on the
-//! host: that COMPUTE implies the device is kept by whoever computes there.
+//! This is the bookkeeping of ColossalAI's `StatefulTensor`, in which the optimizer may compute on
+//! the host: code that computes has to ensure itself that a tensor in COMPUTE is on the device.
 
 use cranelift_entity::PrimaryMap;
 use thiserror::Error;
@@ -23,13 +23,13 @@ pub enum Tier {
 /// The bytes of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Payload {
-    /// How many there are; none where another tensor has taken them over.
+    /// How many there are; zero if another tensor has taken them over.
     pub bytes: Bytes,
     /// Where they lie.
     pub tier: Tier,
 }
 
-/// What cannot be done with a tensor.
+/// Why an operation on a tensor is refused.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum LedgerError {
     /// The ledger does not have the tensor.
@@ -37,7 +37,7 @@ pub enum LedgerError {
     Unknown {
         /// The tensor.
         tensor: TensorId,
-        /// How many tensors there are.
+        /// The number of tensors in the ledger.
         count: usize,
     },
     /// A tensor with bytes was to begin as free, or one without as anything else.
@@ -64,7 +64,7 @@ pub enum LedgerError {
     NoBytes {
         /// The tensor.
         tensor: TensorId,
-        /// What its bytes were wanted for.
+        /// What its bytes were needed for.
         purpose: &'static str,
     },
     /// A tensor was to take over bytes while it has its own.
@@ -151,7 +151,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Gives a tensor other bytes in place of those that it had; what was free is held from here.
+    /// Gives a tensor other bytes in place of its own; one that was free is now in HOLD.
     ///
     /// # Errors
     /// The tensor is unknown, or there are too many bytes.
@@ -177,8 +177,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// Lets an emptied tensor take over the bytes of another one: the first is held from here, the
-    /// second is free.
+    /// Lets an emptied tensor take over the bytes of another one: the first is then in HOLD, the
+    /// second free.
     ///
     /// # Errors
     /// A tensor is unknown, the giver is free, or the taker still has bytes.
@@ -195,7 +195,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// What a tensor is.
+    /// The state of a tensor.
     ///
     /// # Errors
     /// The tensor is unknown.
@@ -203,7 +203,7 @@ impl Ledger {
         Ok(self.entry(tensor)?.state)
     }
 
-    /// The bytes of a tensor; none where it is free.
+    /// The bytes of a tensor; none if it is free.
     ///
     /// # Errors
     /// The tensor is unknown.
@@ -211,7 +211,7 @@ impl Ledger {
         Ok(self.entry(tensor)?.payload)
     }
 
-    /// How many tensors there are.
+    /// Number of tensors.
     pub fn count(&self) -> usize {
         self.tensors.len()
     }
@@ -231,7 +231,7 @@ impl Ledger {
         self.tensors.get(tensor).copied().ok_or(unknown)
     }
 
-    /// Whether all bytes together stay within what sums can hold, where `old` ones are replaced.
+    /// Whether sums can hold the total of all bytes once `old` ones are replaced.
     fn admit(&self, old: Bytes, new: Option<Payload>) -> Result<(), LedgerError> {
         let bytes = new.map_or(Bytes::ZERO, |payload| payload.bytes);
         let others = (self.held(Tier::Host) + self.held(Tier::Device)).saturating_sub(old);
@@ -241,7 +241,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Replaces what is known of a tensor, and books it.
+    /// Replaces the entry of a tensor, and updates the totals.
     fn put(&mut self, tensor: TensorId, entry: Entry) {
         let old = std::mem::replace(&mut self.tensors[tensor], entry);
         if let Some(Payload { bytes, tier }) = old.payload {

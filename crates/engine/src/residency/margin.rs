@@ -1,21 +1,21 @@
-//! Which optimizer states lie on the device for good, in the margin that the warm-up left.
-//! Invariant: what is put there takes less than the share of the margin that was asked for.
+//! Which optimizer states lie on the device permanently, in the margin that the warm-up left.
+//! Invariant: what is put there takes less than the requested share of the margin.
 //!
 //! Source: ColossalAI's `ShardedOptimizerV2._maybe_move_fp32_shards`.
 
 use tightfit::units::Bytes;
 
-/// What the margin is filled by.
+/// How the margin is filled.
 #[derive(Clone, Copy, Debug)]
 pub struct MarginRule {
     /// The bytes of the device.
     pub capacity: Bytes,
     /// The most bytes that the warm-up had on the device at any instant, model and non-model data.
     pub peak: Bytes,
-    /// The share of the margin that is filled, from 0 to 1; nothing is where it is not positive.
+    /// The share of the margin that is filled, from 0 to 1; if it is not positive, nothing is.
     pub ratio: f64,
-    /// The shards that the optimizer has for each parameter, such as the master and two moments.
-    /// Where there are fewer than two, nothing is filled: there is no state to go with the master.
+    /// The shards that the optimizer has for each parameter, such as the master and two moments. If
+    /// there are fewer than two, nothing is filled: there is no state to go with the master.
     pub shards_per_parameter: u32,
 }
 
@@ -24,8 +24,8 @@ pub struct MarginRule {
 pub struct Margin {
     /// The bytes that were never in use.
     pub bytes: Bytes,
-    /// How many of them master shards may take, so that the other shards of the same parameters fit
-    /// beside them.
+    /// The part of them that master shards may take, such that the other shards of the same
+    /// parameters fit too.
     pub available: f64,
     /// For each master shard, whether it lies on the device, together with the other shards of its
     /// parameter and with its gradient.

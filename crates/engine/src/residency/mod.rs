@@ -1,11 +1,11 @@
 //! Adaptive residency: where stateful tensors lie in runs whose order is not known ahead, such as
-//! several graphs in turn. Invariant: a pure state machine; it is fed accesses and answers with
-//! moves, without input or output, clocks or threads, and the same accesses get the same moves.
+//! several graphs in turn. Invariant: a pure state machine; it takes accesses and returns moves,
+//! without input or output, clocks or threads, and the same accesses get the same moves.
 //!
 //! The first iteration of a graph is its warm-up, in which the order of accesses and the non-model
-//! bytes are recorded. From then on it is steady: room is made by evicting what is used farthest in
-//! the future. An iteration that does otherwise than recorded is recorded anew, and right
-//! meanwhile.
+//! bytes are recorded. From then on it is steady: space is made by evicting what is used farthest
+//! in the future. An iteration that deviates from the record is recorded again, and is correct all
+//! the same.
 //!
 //! Sources: Fang et al., "PatrickStar: Parallel Training of Pre-trained Models via Chunk-based
 //! Dynamic Memory Management", IEEE TPDS 34(1), 2023; ColossalAI's Gemini.

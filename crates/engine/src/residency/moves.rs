@@ -1,5 +1,5 @@
-//! What the caller is to do with chunks. Invariant: a move names all chunks of a block, and carries
-//! out what it says when moves are executed one after another, in the order in which they came.
+//! What the caller is to do with chunks. Invariant: a move names all chunks of a block, and has its
+//! stated effect if moves are executed one after another, in the order in which they were returned.
 
 use super::id::{BlockId, ChunkId, SlotId};
 use tightfit::units::Bytes;
@@ -18,8 +18,8 @@ pub enum Place {
 pub enum Purpose {
     /// The access that is about to compute: it waits for the move.
     Demand,
-    /// An access to come: the move may go on beside the access that is about to compute, which
-    /// touches none of its chunks.
+    /// A later access: the move may go on during the access that is about to compute, which touches
+    /// none of its chunks.
     Prefetch,
 }
 
@@ -30,17 +30,18 @@ pub struct Move {
     pub block: BlockId,
     /// The first of the chunks.
     pub first: ChunkId,
-    /// How many there are.
+    /// The number of chunks.
     pub chunks: u32,
     /// Where they lie.
     pub from: Place,
-    /// Where they are to lie; the chunks behind the first go to the slots behind it. From slot to
-    /// slot the two places may overlap where the chunks go down: the first is copied first.
+    /// Where they are to lie; the chunks after the first go to the slots after it. From slot to
+    /// slot the two places may overlap if the chunks move down: the first is copied first.
     pub to: Place,
-    /// How many bytes are to be copied, from the beginning of the first chunk; or would have to be.
+    /// Bytes to be copied, from the beginning of the first chunk; if nothing is, those it would
+    /// take.
     pub bytes: Bytes,
     /// Whether they are to be copied. An eviction without a copy leaves the host's copy, which is
-    /// still what it should be.
+    /// up to date.
     pub copies: bool,
     /// What the move is made for.
     pub purpose: Purpose,

@@ -1,6 +1,6 @@
 //! Which blocks are on the device, and where. Invariant: what is on the device has slots of the
-//! region, what is in use does not leave them, and undoing all moves since an instant brings back
-//! what was there then.
+//! region, what is in use does not leave them, and undoing all moves since an instant restores what
+//! was there then.
 
 use cranelift_entity::PrimaryMap;
 use cranelift_entity::packed_option::PackedOption;
@@ -15,21 +15,21 @@ use tightfit::units::Bytes;
 /// What is known of a block.
 #[derive(Clone, Copy, Default)]
 pub struct Standing {
-    /// Its first slot; absent where it lies in the host tier.
+    /// Its first slot; absent if it lies in the host tier.
     pub slot: PackedOption<SlotId>,
-    /// How many of its tensors have bytes.
+    /// Number of its tensors that have bytes.
     pub live: u32,
-    /// Acquisitions of its tensors that are not over.
+    /// Acquisitions of its tensors that have not ended.
     pub users: u64,
-    /// When it was used last, as the number of accesses before.
+    /// When it was used last, as the number of accesses before that.
     pub last: u64,
     /// How soon it is used again: the larger, the later.
     pub key: u64,
-    /// The access that is being laid out computes with it.
+    /// Whether the access that is being laid out computes with it.
     pub wanted: bool,
-    /// Only the device has its newest bytes.
+    /// Whether only the device has its newest bytes.
     newer: bool,
-    /// It was brought ahead of its use, which has not come yet.
+    /// Whether it was brought ahead of a use that is still to come.
     ahead: bool,
 }
 
@@ -44,7 +44,7 @@ pub struct Occupancy {
     pub farthest: Farthest,
     /// The moves of the access that is being laid out.
     pub moves: Vec<Move>,
-    /// How many accesses are made before it is worth while to bring more ahead.
+    /// Number of accesses after which it is worth while to bring more ahead.
     pub ahead_from: u64,
     standings: PrimaryMap<BlockId, Standing>,
     /// The bytes of all blocks that were brought ahead of their use.
@@ -75,7 +75,7 @@ impl Occupancy {
         &self.standings[block]
     }
 
-    /// What is known of a block, to be changed.
+    /// What is known of a block, mutable.
     pub fn standing_mut(&mut self, block: BlockId) -> &mut Standing {
         &mut self.standings[block]
     }
@@ -90,7 +90,7 @@ impl Occupancy {
         self.standings[block].slot.is_some()
     }
 
-    /// How many slots a block takes.
+    /// Number of slots that a block takes.
     pub fn chunks(&self, block: BlockId) -> u32 {
         self.packing.blocks[block].chunks
     }
@@ -100,7 +100,7 @@ impl Occupancy {
         Bytes(self.ahead)
     }
 
-    /// Lets a block be evicted, from when its next use is known.
+    /// Lets a block be evicted, once its next use is known.
     pub fn queue(&mut self, block: BlockId, key: u64) {
         let standing = &mut self.standings[block];
         standing.key = key;
@@ -109,7 +109,7 @@ impl Occupancy {
         }
     }
 
-    /// One more user of a block on the device, which writes to it or does not.
+    /// Adds a user to a block on the device, which writes to it or does not.
     pub fn hold(&mut self, block: BlockId, writes: bool) {
         self.used(block);
         self.farthest.withdraw(block);
@@ -118,7 +118,7 @@ impl Occupancy {
         standing.newer |= writes;
     }
 
-    /// Takes a block off the device; it is copied where the host does not have its bytes.
+    /// Takes a block off the device; it is copied if the host does not have its bytes.
     pub fn evict(&mut self, block: BlockId, purpose: Purpose) {
         let Block { first, chunks, bytes } = self.packing.blocks[block];
         let Some(from) = self.standings[block].slot.take() else { return };
@@ -141,7 +141,7 @@ impl Occupancy {
         });
     }
 
-    /// Brings a block to the device, and says whether there are enough free slots in a row.
+    /// Brings a block to the device; false if there are not enough free slots in a row.
     pub fn bring(&mut self, block: BlockId, purpose: Purpose) -> bool {
         let Block { first, chunks, bytes } = self.packing.blocks[block];
         let Some(slot) = self.region.find(chunks) else { return false };
@@ -164,7 +164,7 @@ impl Occupancy {
         true
     }
 
-    /// Moves a block to other slots, and says whether there are enough free ones in a row.
+    /// Moves a block to other slots; false if there are not enough free ones in a row.
     pub fn relocate(&mut self, block: BlockId, purpose: Purpose) -> bool {
         let to = self.region.find(self.chunks(block));
         to.inspect(|&to| self.relocate_to(block, to, purpose)).is_some()
@@ -182,7 +182,7 @@ impl Occupancy {
         self.moves.push(Move { block, first, chunks, from, to, bytes, copies, purpose });
     }
 
-    /// Undoes all moves but the first `kept`. What may be evicted again is queued again.
+    /// Undoes all moves but the first `kept`. Blocks that may be evicted again are queued again.
     pub fn undo(&mut self, kept: usize) {
         while self.moves.len() > kept {
             let Some(Move { block, from, to, chunks, copies, .. }) = self.moves.pop() else {
@@ -209,7 +209,7 @@ impl Occupancy {
         }
     }
 
-    /// Forgets that a block was brought ahead.
+    /// Clears the mark that a block was brought ahead.
     fn used(&mut self, block: BlockId) {
         let standing = &mut self.standings[block];
         if std::mem::take(&mut standing.ahead) {

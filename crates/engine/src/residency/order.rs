@@ -1,6 +1,5 @@
-//! The recorded order of one graph's accesses. Invariant: an order never changes but for its
-//! non-model bytes; the next use of a block is its first position that is not before the one asked
-//! about.
+//! The recorded order of one graph's accesses. Invariant: only the non-model bytes of an order ever
+//! change; the next use of a block is its first position that is not before the given one.
 
 use cranelift_entity::EntityRef;
 
@@ -15,7 +14,7 @@ pub struct Recorder {
     ends: Vec<u32>,
     blocks: Vec<BlockId>,
     non_model: Vec<Bytes>,
-    /// The most of them.
+    /// The largest of them.
     most: Bytes,
 }
 
@@ -23,24 +22,24 @@ pub struct Recorder {
 #[derive(Clone)]
 pub struct Order {
     accesses: Recorder,
-    /// Where in `positions` those of each block begin, and, one behind the last block, end.
+    /// Where in `positions` those of each block begin; the last entry is the end of the last block.
     begins: Vec<u32>,
     /// At which accesses a block is used, in ascending order, block by block.
     positions: Vec<u32>,
 }
 
 impl Recorder {
-    /// One more access, to these blocks.
+    /// Adds an access to these blocks.
     pub fn push(&mut self, blocks: &[BlockId]) {
         self.blocks.extend_from_slice(blocks);
         self.ends.push(self.blocks.len() as u32);
         self.non_model.push(Bytes::ZERO);
     }
 
-    /// Whether one more access to so many blocks can be recorded.
+    /// Whether one more access to this many blocks can be recorded.
     ///
     /// # Errors
-    /// Positions would be beyond what an order can number.
+    /// Positions would exceed what an order can number.
     pub fn admit(&self, blocks: usize) -> Result<(), ResidencyError> {
         let most = u32::MAX as usize;
         if self.ends.len() >= most || blocks > most - self.blocks.len() {
@@ -49,7 +48,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// Non-model bytes seen since an access; the most of several reports counts.
+    /// Records non-model bytes seen since an access; the largest of several reports counts.
     pub fn observe(&mut self, position: u32, bytes: Bytes) {
         if let Some(known) = self.non_model.get_mut(position as usize) {
             *known = bytes.max(*known);
@@ -91,12 +90,12 @@ impl Order {
         Order { accesses, begins, positions }
     }
 
-    /// How many accesses there are.
+    /// Number of accesses.
     pub fn accesses(&self) -> u32 {
         self.accesses.len()
     }
 
-    /// The blocks of an access, in the order of registration; none behind the last access.
+    /// The blocks of an access, in the order of registration; none past the last access.
     pub fn blocks(&self, position: u32) -> &[BlockId] {
         if position < self.accesses() { self.accesses.blocks(position) } else { &[] }
     }
@@ -111,12 +110,12 @@ impl Order {
         self.accesses.most
     }
 
-    /// Raises the non-model bytes of an access to what was seen.
+    /// Raises the non-model bytes of an access to those seen.
     pub fn observe(&mut self, position: u32, bytes: Bytes) {
         self.accesses.observe(position, bytes);
     }
 
-    /// The first access at or behind `from` that uses the block.
+    /// The first access at or after `from` that uses the block.
     pub fn next_use(&self, block: BlockId, from: u32) -> Option<u32> {
         let begin = *self.begins.get(block.index())? as usize;
         let end = *self.begins.get(block.index() + 1)? as usize;
@@ -124,7 +123,7 @@ impl Order {
         mine.get(mine.partition_point(|&position| position < from)).copied()
     }
 
-    /// The accesses before `end`, as a record to go on with.
+    /// The accesses before `end`, as a record to continue.
     pub fn prefix(&self, end: u32) -> Recorder {
         let ends = self.accesses.ends[..end as usize].to_vec();
         let blocks = ends.last().map_or(0, |&last| last as usize);

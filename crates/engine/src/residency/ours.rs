@@ -1,14 +1,14 @@
 //! Which blocks our rules evict. Invariant: an access evicts no more than it needs: without any one
-//! of the blocks that are chosen there would be too little room.
+//! of the chosen blocks there would be too little space.
 //!
-//! For blocks of one size, and accesses of which each is over before the next, this is Belady's
-//! rule on the order as it repeats without end: in the long run no policy brings fewer chunks to
-//! the device per iteration. Every block that comes has to leave; so where every access writes, the
-//! chunks copied to the host are the fewest as well, and where none does there are none. In
-//! between, nothing is claimed of them: to write the fewest is NP-hard (Farach and Liberatore, "On
-//! local register allocation", SODA 1998). Nor is anything claimed of several sizes, where the
-//! fewest bytes are NP-hard too (Chrobak, Woeginger, Makino, Xu, "Caching is hard – even in the
-//! fault model", ESA 2010).
+//! For blocks of one size, and accesses of which each ends before the next, this is Belady's rule
+//! on the order as it repeats without end: in the long run no policy brings fewer chunks to the
+//! device per iteration. Every block that comes has to leave; so if every access writes, the chunks
+//! copied to the host are the fewest as well, and if none does there are none. In between, no claim
+//! is made about them: writing the fewest is NP-hard (Farach and Liberatore, "On local register
+//! allocation", SODA 1998). Nor is any claim made about several sizes, for which moving the fewest
+//! bytes is NP-hard too (Chrobak, Woeginger, Makino, Xu, "Caching is hard – even in the fault
+//! model", ESA 2010).
 //!
 //! Source: Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems
 //! Journal 5(2), 1966.
@@ -16,15 +16,15 @@
 use super::id::BlockId;
 use super::occupancy::Occupancy;
 
-/// How many blocks are looked at that could make the last of the room.
+/// Number of blocks that are considered as the last one to be evicted.
 const FINISHERS: usize = 16;
 
-/// Blocks that make room for `needed` slots at an access, withdrawn from the queue: the farthest
-/// next use first, or of several sizes those of the least regret. `time` is when the access is, if
-/// next uses are known.
+/// Blocks that free `needed` slots for an access, withdrawn from the queue: the farthest next use
+/// first, or with several sizes those of the least regret. `time` is when the access is, if next
+/// uses are known.
 ///
 /// # Errors
-/// The number of slots that all blocks together have; all are still queued.
+/// The number of slots that all blocks together would free; all are still queued.
 pub fn farthest(
     occupancy: &mut Occupancy,
     needed: u64,
@@ -50,14 +50,14 @@ pub fn farthest(
     Ok(chosen)
 }
 
-/// Leaves in `chosen` what makes enough room with little regret, and gives the others.
+/// Leaves in `chosen` what frees enough slots with little regret, and returns the others.
 ///
-/// The regret of evicting a block is its slots by the accesses until its next use: so much of the
-/// way between the tiers is spent per access on bringing it back. To cover the need at the least
-/// regret is a knapsack problem. The farthest first is the order of its greedy solution, whose last
-/// block may be far larger than what is still needed; so every beginning of that order is tried
-/// with every single block that makes the rest of the room (Gens and Levner, "Computational
-/// complexity of approximation algorithms for combinatorial problems", MFCS 1979).
+/// The regret of evicting a block is its slots divided by the accesses until its next use: the
+/// share of the link between the tiers that bringing it back takes per access. Covering the need at
+/// the least regret is a knapsack problem. Its greedy solution takes the farthest first, and its
+/// last block may be far larger than what is still needed; so every prefix of that order is tried
+/// with every single block that frees the rest (Gens and Levner, "Computational complexity of
+/// approximation algorithms for combinatorial problems", MFCS 1979).
 fn cover(
     occupancy: &Occupancy,
     chosen: &mut Vec<BlockId>,
@@ -75,7 +75,7 @@ fn cover(
         let finishers = chosen.iter().enumerate().skip(begin).take(FINISHERS);
         for (index, &last) in finishers.filter(|&(_, &last)| freed + slots(last) >= needed) {
             let total = spent + regret(last);
-            // Where next uses are not known, only the greedy solution counts.
+            // If next uses are not known, only the greedy solution counts.
             let is_better = best.is_none_or(|(least, ..)| time.is_some() && total < least);
             if is_better && (time.is_some() || index == begin) {
                 best = Some((total, begin, index));
@@ -90,7 +90,7 @@ fn cover(
     let Some((_, begin, last)) = best else { return Vec::new() };
     let mut stay = chosen.split_off(begin);
     chosen.push(stay.remove(last - begin));
-    // What was chosen late may have made something earlier redundant; what is used soonest stays.
+    // A block chosen late may have made an earlier one redundant; what is used soonest stays.
     let mut freed: u64 = chosen.iter().map(|&block| slots(block)).sum();
     for index in (0..chosen.len()).rev() {
         if freed - slots(chosen[index]) >= needed {

@@ -10,7 +10,7 @@ use super::error::ResidencyError;
 use super::id::{BlockId, ChunkId, TensorId};
 use tightfit::units::Bytes;
 
-/// No region has more slots, and no model more chunks: tables by chunk stay small.
+/// Most slots of a region and most chunks of a model, so that tables by chunk stay small.
 pub const MOST_CHUNKS: u32 = 1 << 22;
 
 /// Where a tensor lies within the chunks.
@@ -31,10 +31,10 @@ pub struct Span {
 pub struct Block {
     /// The first of its chunks.
     pub first: ChunkId,
-    /// How many there are, at least one.
+    /// Number of chunks, at least one.
     pub chunks: u32,
-    /// The bytes from the beginning of the first chunk to the end of the last tensor, which are
-    /// what has to be copied.
+    /// The bytes from the beginning of the first chunk to the end of the last tensor, which have to
+    /// be copied.
     pub bytes: Bytes,
 }
 
@@ -47,7 +47,7 @@ pub struct Packing {
     pub chunks: u32,
     /// Where each tensor lies.
     pub tensors: PrimaryMap<TensorId, Span>,
-    /// What moves together.
+    /// The chunks that move together.
     pub blocks: PrimaryMap<BlockId, Block>,
     several_sizes: bool,
 }
@@ -56,8 +56,8 @@ impl Packing {
     /// Packs tensors of the given bytes into chunks, at multiples of `alignment`.
     ///
     /// # Errors
-    /// A chunk has no bytes, `alignment` is no power of two or does not divide it, a tensor is
-    /// beyond [`Bytes::LIMIT`], or there are more than [`MOST_CHUNKS`] chunks.
+    /// A chunk has no bytes, `alignment` is not a power of two or does not divide it, a tensor is
+    /// larger than [`Bytes::LIMIT`], or there are more than [`MOST_CHUNKS`] chunks.
     pub fn new(
         chunk: Bytes,
         alignment: u64,
@@ -100,7 +100,7 @@ impl Packing {
         self.several_sizes
     }
 
-    /// Behind the tensor before, where there is room, or at the beginning of a new chunk.
+    /// After the previous tensor if it fits there, else at the beginning of a new chunk.
     fn place(&mut self, bytes: Bytes, alignment: u64) -> Result<Span, ResidencyError> {
         let new = ChunkId::new(self.chunks as usize);
         if bytes == Bytes::ZERO {

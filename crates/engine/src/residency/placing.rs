@@ -1,27 +1,27 @@
 //! Slots in a row for the blocks of an access. Invariant: what is in use stays where it is; other
-//! blocks make way within the region as long as that is enough, into the host tier otherwise.
+//! blocks move within the region as long as that is enough, and to the host tier otherwise.
 
 use super::error::ResidencyError;
 use super::id::{BlockId, SlotId};
 use super::moves::Purpose;
 use super::occupancy::Occupancy;
 
-/// Copying within the device is at least so many times as fast as copying to it, over any link that
-/// machines have today.
+/// Copying within the device is at least this many times as fast as copying to it, over any link
+/// that machines have today.
 const FASTER_WITHIN: u32 = 16;
 
-/// Ways to find slots in a row, the one that is tried first first.
+/// Ways to free slots in a row, in the order in which they are tried.
 const WAYS: [fn(&mut Occupancy, u32, u64); 3] = [
     |occupancy, chunks, time| clear_run(occupancy, chunks, time, false),
     |occupancy, chunks, _| close_gaps(occupancy, chunks),
     |occupancy, chunks, time| clear_run(occupancy, chunks, time, true),
 ];
 
-/// Brings what is wanted and not on the device. There are enough free slots, but they may not lie
-/// in a row. `time` is when the access is, as next uses are counted.
+/// Brings what is wanted and not on the device. There are enough free slots, but maybe not in a
+/// row. `time` is when the access is, as next uses are counted.
 ///
 /// # Errors
-/// Even without anything that may make way, what is in use leaves no such row.
+/// Even with everything movable out of the way, what is in use leaves no such row.
 pub fn place(
     occupancy: &mut Occupancy,
     wanted: &[BlockId],
@@ -42,7 +42,7 @@ pub fn place(
     Ok(())
 }
 
-/// The largest first: the more slots in a row, the harder they are to find.
+/// The missing blocks, the largest first: the more slots in a row, the harder they are to find.
 fn missing(occupancy: &Occupancy, wanted: &[BlockId]) -> Vec<BlockId> {
     let mut missing: Vec<BlockId> =
         wanted.iter().copied().filter(|&block| !occupancy.is_on_device(block)).collect();
@@ -50,10 +50,10 @@ fn missing(occupancy: &Occupancy, wanted: &[BlockId]) -> Vec<BlockId> {
     missing
 }
 
-/// Makes way in the run of slots where that is cheapest. What cannot go elsewhere on the device is
+/// Clears the run of slots that is cheapest to clear. What cannot go elsewhere on the device is
 /// evicted, if it may be; otherwise everything stays.
 fn clear_run(occupancy: &mut Occupancy, chunks: u32, time: u64, may_evict: bool) {
-    // What is used soon is dear, and any block is dearer than none.
+    // A block that is used soon costs more, and any block costs more than none.
     let cost = |block: BlockId| {
         let standing = occupancy.standing(block);
         let until = standing.key.saturating_sub(time).max(1);
@@ -80,8 +80,8 @@ fn clear_run(occupancy: &mut Occupancy, chunks: u32, time: u64, may_evict: bool)
     }
 }
 
-/// Moves blocks together so that the free slots between them are in a row, where that takes no
-/// longer than it would to evict as many chunks as are needed.
+/// Moves blocks together so that the free slots between them are in a row, if that takes no longer
+/// than evicting as many chunks as are needed.
 fn close_gaps(occupancy: &mut Occupancy, chunks: u32) {
     let stays = |block: BlockId| occupancy.standing(block).users > 0;
     let most = chunks.saturating_mul(FASTER_WITHIN);

@@ -1,6 +1,6 @@
 //! Which blocks are brought ahead of their use. Invariant: nothing is evicted for a block that is
-//! used before it; conservatively, an eviction or a load that is made ahead is one that would be
-//! made at the access that needs it, so that what is ahead changes when blocks move, and never
+//! used before it; under the conservative rule, an eviction or a load made ahead is one that would
+//! be made at the access that needs it, so that bringing ahead changes when blocks move, and never
 //! whether.
 //!
 //! Source: Cao, Felten, Karlin, Li, "A study of integrated prefetching and caching strategies",
@@ -14,35 +14,34 @@ use super::ours::{farthest, queue};
 use super::settings::Ahead;
 use tightfit::units::Bytes;
 
-/// How many accesses ahead are looked at: the time of one decision stays bounded.
+/// Number of accesses looked ahead: it bounds the time of one decision.
 const AHEAD: u32 = 32;
 
-/// Nothing can be brought, and while the next access is one before `until` trying again is in vain.
+/// Nothing can be brought, and trying again is useless until the next access has number `until`.
 struct NotYet {
     until: u64,
 }
 
 impl NotYet {
-    /// It may be otherwise at the next access.
+    /// Trying again may succeed at the next access.
     const NOW: NotYet = NotYet { until: 0 };
 }
 
-/// The accesses from the one that is about to compute to one that is to come.
+/// The accesses from the one that is about to compute to a later one.
 struct Window<'a> {
     rule: Ahead,
     forecast: &'a Forecast,
     /// What the access that is about to compute uses.
     current: &'a [BlockId],
-    /// The access that comes next.
+    /// The next access.
     first: Cursor,
     /// The access that blocks are brought for.
     end: Cursor,
 }
 
-/// Brings what the next accesses need and what is not on the device, one access after another,
-/// by a rule with a budget of bytes that are ahead, within the limits, in slots, that `limit` gives
-/// for an access with so many non-model bytes. `now` is the limit of the access that is about to
-/// compute.
+/// Brings what the next accesses need and what is not on the device, one access after another, by a
+/// rule with a budget of bytes that are ahead, within the limits, in slots, that `limit` returns
+/// for the non-model bytes of an access. `now` is the limit of the access that is about to compute.
 pub fn bring_ahead(
     occupancy: &mut Occupancy,
     forecast: &Forecast,
@@ -51,7 +50,7 @@ pub fn bring_ahead(
     now: u64,
     limit: impl Fn(Bytes) -> u64,
 ) {
-    // The least limit from now to the access that is looked at.
+    // The least limit from now to the access under consideration.
     let mut least = now;
     let Some(first) = forecast.coming() else { return };
     if first.time() < occupancy.ahead_from {
@@ -80,7 +79,7 @@ pub fn bring_ahead(
 }
 
 impl Window<'_> {
-    /// Brings what the last access misses, where that is sure to be what would be done then.
+    /// Brings what the last access misses, if it is certain that this would be done then, too.
     /// `before` is the least limit up to that access, `then` its own.
     fn bring(
         &self,
@@ -98,7 +97,7 @@ impl Window<'_> {
         }
         let made = occupancy.moves.len();
         if with > before.min(then) {
-            // Where there will be room only then, nothing may be evicted for it before.
+            // If there will be space only then, nothing may be evicted for it earlier.
             let needed = with.saturating_sub(then);
             if needed == 0 {
                 return Err(NotYet::NOW);
@@ -123,7 +122,7 @@ impl Window<'_> {
         Ok(())
     }
 
-    /// What is evicted for the last access, withdrawn from the queue, where the rule allows that.
+    /// What is evicted for the last access, withdrawn from the queue, if the rule allows that.
     fn evictions(&self, occupancy: &mut Occupancy, needed: u64) -> Result<Vec<BlockId>, NotYet> {
         let is_conservative = match self.rule {
             Ahead::Conservative => true,
@@ -132,7 +131,7 @@ impl Window<'_> {
         if is_conservative && occupancy.packing.has_several_sizes() {
             return self.evictions_then(occupancy, needed);
         }
-        // Of one size it is the farthest that go: those are the same then as now if nothing that is
+        // With one size the farthest are evicted: those are the same then as now if nothing that is
         // used until then is used again later than they are.
         let chosen = farthest(occupancy, needed, Some(self.end.time())).map_err(|_| NotYet::NOW)?;
         let key = |&block: &BlockId| occupancy.standing(block).key;
@@ -150,8 +149,8 @@ impl Window<'_> {
         Ok(chosen)
     }
 
-    /// What the last access would evict, by trying: what is used until then is queued as it will be
-    /// queued then. Not yet where some of that would be evicted.
+    /// What the last access would evict, found by trying: what is used until then is queued as it
+    /// will be queued then. Not yet, if some of that would be evicted.
     fn evictions_then(
         &self,
         occupancy: &mut Occupancy,
@@ -188,7 +187,7 @@ impl Window<'_> {
         Err(self.behind_use_of(|block| early.contains(&block)).unwrap_or(NotYet::NOW))
     }
 
-    /// What is used before the last access, with the time of the access.
+    /// What is used before the last access, with the time of that use.
     fn used(&self) -> impl Iterator<Item = (u64, BlockId)> {
         let behind = |&cursor: &Cursor| self.forecast.behind(cursor);
         let accesses = std::iter::successors(Some(self.first), behind);
@@ -200,10 +199,10 @@ impl Window<'_> {
         self.current.iter().map(move |&block| (now, block)).chain(before.flat_map(of))
     }
 
-    /// Until the first of some blocks that are used before the last access was used and is queued
-    /// as it will be then; none where no such block is used.
+    /// The wait until the first of some blocks used before the last access was used and is queued
+    /// as it will be then; none if no such block is used.
     fn behind_use_of(&self, is_one: impl Fn(BlockId) -> bool) -> Option<NotYet> {
-        // Two accesses on, the one that uses it is computing no more.
+        // Two accesses later, the one that uses it no longer computes.
         let first = self.used().find(|&(_, block)| is_one(block));
         first.map(|(time, _)| NotYet { until: time + 2 })
     }

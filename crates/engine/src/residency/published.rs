@@ -2,14 +2,14 @@
 //! is on the device now, and on nothing that was decided before.
 //!
 //! Source: ColossalAI's `AutoTensorPlacementPolicy.evict_tensors`, with its floating-point
-//! arithmetic; there the sorted list of tensors is cached, which replays a layout that is no more.
+//! arithmetic; there the sorted list of tensors is cached, which replays an outdated layout.
 
 use super::error::ResidencyError;
 use super::id::BlockId;
 use super::order::Order;
 use tightfit::units::Bytes;
 
-/// The bytes that model data may take in the warm-up, where non-model data is given a share.
+/// The bytes that model data may take in the warm-up, in which non-model data is given a share.
 pub fn warm_up_budget(capacity: Bytes, non_model_share: f64) -> f64 {
     let capacity = capacity.0 as f64;
     capacity - capacity * non_model_share
@@ -20,8 +20,8 @@ pub fn steady_budget(capacity: Bytes, share: f64, non_model: Bytes) -> f64 {
     capacity.0 as f64 * share - non_model.0 as f64
 }
 
-/// Blocks by their next use behind an access, the farthest first; what is not used again within the
-/// iteration is used at its end. Equals keep their order.
+/// Blocks by their next use after an access, the farthest first; what is not used again within the
+/// iteration counts as used at its end. Equals keep their order.
 pub fn by_next_use(order: &Order, position: u32, blocks: &[BlockId]) -> Vec<BlockId> {
     let next =
         |block| order.next_use(block, position.saturating_add(1)).unwrap_or(order.accesses());
@@ -31,11 +31,11 @@ pub fn by_next_use(order: &Order, position: u32, blocks: &[BlockId]) -> Vec<Bloc
     sorted.into_iter().map(|(_, block)| block).collect()
 }
 
-/// The first of `candidates`, given with their bytes, that make room for `demand` beside `used`
-/// within the budget. Where `used` alone is beyond it, they make room even for no demand.
+/// The first of `candidates`, given with their bytes, whose eviction lets `demand` fit in addition
+/// to `used` within the budget. If `used` alone exceeds it, some are evicted even for no demand.
 ///
 /// # Errors
-/// All of them together do not.
+/// All of them together do not suffice.
 pub fn evictions(
     candidates: impl IntoIterator<Item = (BlockId, Bytes)>,
     budget: f64,

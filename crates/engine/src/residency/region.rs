@@ -1,5 +1,5 @@
-//! The slots of the device and who has them. Invariant: a slot has at most one block, a block has
-//! consecutive slots, and the slots that are not taken are those that are marked as free, save
+//! The slots of the device and their owners. Invariant: a slot has at most one block, a block has
+//! consecutive slots, and the slots that are not taken are those that are marked as free, except
 //! between [`Region::hide`] and [`Region::show`].
 
 use std::ops::Range;
@@ -11,22 +11,22 @@ use super::id::{BlockId, SlotId};
 
 const WORD: u32 = u64::BITS;
 
-/// How many free slots are looked at where room is sought around them.
+/// Number of free slots around which a run or a span is searched for.
 const LOOKED_AT: usize = 32;
 
 /// The slots of the region.
 #[derive(Clone)]
 pub struct Region {
     owners: Vec<PackedOption<BlockId>>,
-    /// One bit for each slot, set where it is free.
+    /// One bit for each slot, set if it is free.
     free: Vec<u64>,
-    /// One bit for each word of `free`, set where the word has a free slot.
+    /// One bit for each word of `free`, set if the word has a free slot.
     words: Vec<u64>,
     taken: u32,
 }
 
 impl Region {
-    /// So many slots, all free.
+    /// This many slots, all free.
     pub fn new(slots: u32) -> Region {
         let mut region = Region {
             owners: vec![PackedOption::default(); slots as usize],
@@ -40,23 +40,23 @@ impl Region {
         region
     }
 
-    /// How many slots there are.
+    /// Number of slots.
     pub fn slots(&self) -> u32 {
         self.owners.len() as u32
     }
 
-    /// How many slots are taken.
+    /// Number of slots that are taken.
     pub fn taken(&self) -> u32 {
         self.taken
     }
 
-    /// Where a block of so many chunks may go: the highest free slot for one chunk, the lowest run
-    /// of free slots for several, so that the two kinds do not cut up each other's room.
+    /// Where a block of this many chunks may go: the highest free slot for one chunk, the lowest
+    /// run of free slots for several, so that the two kinds do not fragment each other's space.
     pub fn find(&self, chunks: u32) -> Option<SlotId> {
         if chunks == 1 { self.highest_free() } else { self.lowest_run(chunks) }
     }
 
-    /// Gives slots that are free to a block.
+    /// Gives free slots to a block.
     pub fn take(&mut self, block: BlockId, first: SlotId, chunks: u32) {
         for slot in slots(first, chunks) {
             self.owners[slot as usize] = block.into();
@@ -74,14 +74,14 @@ impl Region {
         self.taken -= chunks;
     }
 
-    /// Who has a slot.
+    /// The block that has a slot.
     pub fn owner(&self, slot: SlotId) -> Option<BlockId> {
         self.owners.get(slot.index()).and_then(|owner| owner.expand())
     }
 
     /// The run of `chunks` slots whose blocks cost the least together, by the cost of each of their
-    /// slots, the lowest of equals; without the runs that a block without a cost crosses. Runs far
-    /// from free slots are looked at only if there is no other.
+    /// slots, the lowest of equals; runs that contain a block without a cost are excluded. Runs far
+    /// from free slots are considered only if there is no other.
     pub fn cheapest_run(
         &self,
         chunks: u32,
@@ -102,8 +102,8 @@ impl Region {
         best.map(|(_, first)| SlotId::from_u32(first))
     }
 
-    /// The slots from one that is free to another one, among which `chunks` are free and the fewest
-    /// are taken, at most `most`, none by a block that stays.
+    /// The slots from a free one to another, of which `chunks` are free and the fewest are taken,
+    /// at most `most`, none by a block that stays.
     pub fn shortest_span(
         &self,
         chunks: u32,
@@ -131,14 +131,14 @@ impl Region {
         best.map(|(_, span)| span)
     }
 
-    /// Lets nothing be found among these slots. Slots that become free later are found.
+    /// Excludes these slots from being found. Slots that become free later are found.
     pub fn hide(&mut self, first: SlotId, chunks: u32) {
         for slot in slots(first, chunks) {
             self.mark_taken(slot);
         }
     }
 
-    /// Lets what is free among these slots be found again.
+    /// Lets the free ones of these slots be found again.
     pub fn show(&mut self, first: SlotId, chunks: u32) {
         for slot in slots(first, chunks) {
             if self.owners[slot as usize].is_none() {
@@ -173,7 +173,7 @@ impl Region {
         }
     }
 
-    /// The free slots, from the lowest on.
+    /// The free slots, in ascending order.
     fn free_slots(&self) -> impl Iterator<Item = u32> {
         let words = self.words.iter().zip(0u32..);
         let words = words.flat_map(|(&bits, index)| ones(bits).map(move |bit| index * WORD + bit));
@@ -214,7 +214,7 @@ impl Region {
     }
 }
 
-/// The bits that are set, from the lowest on.
+/// The bits that are set, in ascending order.
 fn ones(bits: u64) -> impl Iterator<Item = u32> {
     let rest = std::iter::successors(Some(bits), |&bits| Some(bits & (bits - 1)));
     rest.take(bits.count_ones() as usize).map(u64::trailing_zeros)

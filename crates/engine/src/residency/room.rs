@@ -1,6 +1,6 @@
-//! Room for an access, by the policy and the rules that were chosen. Invariant: after it, what is
-//! wanted is on the device, within the limit that is returned; or nothing is said of what is where,
-//! and the caller undoes all moves.
+//! Space for an access, by the chosen policy and rules. Invariant: on success, what is wanted is on
+//! the device, within the limit that is returned; on failure, the state is unspecified, and the
+//! caller undoes all moves.
 
 use super::error::ResidencyError;
 use super::forecast::Forecast;
@@ -11,11 +11,11 @@ use super::settings::{Policy, ResidencyVariant, Settings};
 use super::{ours, placing, prefetch, published};
 use tightfit::units::Bytes;
 
-/// Evicts what has to go for the blocks that are wanted, and brings them. Gives the bytes of the
-/// device that chunks may take during the access.
+/// Evicts what has to go for the wanted blocks, and brings them. Returns the bytes of the device
+/// that chunks may take during the access.
 ///
 /// # Errors
-/// There is not enough room, or not in a row.
+/// There is not enough space, or not in a row.
 pub fn lay_out(
     settings: &Settings,
     occupancy: &mut Occupancy,
@@ -55,8 +55,8 @@ pub fn lay_out(
     Ok(limit)
 }
 
-/// Brings blocks ahead of the accesses to come, where the rules do so. `current` is what the access
-/// that is about to compute uses, and `limit` its limit.
+/// Brings blocks ahead of later accesses, if the rules do so. `current` is what the access that is
+/// about to compute uses, and `now` its limit.
 pub fn look_ahead(
     settings: &Settings,
     occupancy: &mut Occupancy,
@@ -75,8 +75,7 @@ pub fn look_ahead(
     }
 }
 
-/// How many slots chunks may take during an access with so many non-model bytes, as far as is
-/// known.
+/// Number of slots that chunks may take during an access with this many non-model bytes, if known.
 fn limit(settings: &Settings, non_model: Option<Bytes>) -> u64 {
     let unknown = settings.capacity.0 as f64 * settings.warm_up_non_model;
     let non_model = non_model.unwrap_or(Bytes(unknown.ceil() as u64));

@@ -1,18 +1,18 @@
-//! How tensors are placed. Invariant: settings that are [`Settings::check`]ed describe a region
+//! How tensors are placed. Invariant: settings that passed [`Settings::check`] describe a region
 //! whose bytes can be added up.
 
 use super::error::ResidencyError;
 use super::packing::MOST_CHUNKS;
 use tightfit::units::Bytes;
 
-/// Where tensors lie that nothing computes with.
+/// Where tensors lie while nothing computes with them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
     /// In the host tier: an access evicts everything else.
     Host,
     /// On the device: nothing is evicted.
     Device,
-    /// On the device as far as there is room.
+    /// On the device as far as they fit.
     #[default]
     Auto,
 }
@@ -20,10 +20,10 @@ pub enum Policy {
 /// Which rules say what the policy [`Policy::Auto`] evicts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ResidencyVariant {
-    /// As ColossalAI's Gemini has them: in the order of registration in the warm-up, what is used
-    /// last in the same iteration first when steady; nothing is brought ahead.
+    /// As in ColossalAI's Gemini: in the order of registration in the warm-up, what is used last in
+    /// the same iteration first when steady; nothing is brought ahead.
     Published,
-    /// Next uses go on into the iteration that follows, and blocks are brought ahead of them.
+    /// Next uses extend into the following iteration, and blocks are brought ahead of them.
     #[default]
     Ours,
 }
@@ -32,12 +32,12 @@ pub enum ResidencyVariant {
 /// Karlin and Li ("A study of integrated prefetching and caching strategies", SIGMETRICS 1995).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ahead {
-    /// What would be evicted at the use: no byte more is moved. Where an access evicts what was
-    /// used just before it, as in a pass that is only ever made forward, nothing comes ahead.
+    /// What would be evicted at the use: no additional byte is moved. If an access evicts what was
+    /// used just before it, as in a pass that is only ever made forward, nothing is brought ahead.
     #[default]
     Conservative,
-    /// Whatever is used later than the block that is brought: as much as possible comes ahead, and
-    /// more bytes may be moved.
+    /// Whatever is used later than the block that is brought: as much as possible is brought ahead,
+    /// and more bytes may be moved.
     Aggressive,
 }
 
@@ -48,22 +48,22 @@ pub struct Settings {
     pub chunk: Bytes,
     /// The alignment of tensors within chunks: a power of two that divides the chunk.
     pub alignment: u64,
-    /// How many chunks the region of the device holds.
+    /// Number of chunks that the region of the device holds.
     pub slots: u32,
-    /// The bytes that chunks and non-model data share. Where non-model data has memory of its own,
+    /// The bytes that chunks and non-model data share. If non-model data has memory of its own,
     /// those of the region, and no non-model bytes are reported.
     pub capacity: Bytes,
-    /// The share of the capacity, from 0 to 1, that is left to non-model data as long as it is not
+    /// The share of the capacity, from 0 to 1, that is left to non-model data until its size is
     /// known.
     pub warm_up_non_model: f64,
     /// The share of the capacity, from 0 to 1, that the published rules use when steady.
     pub steady_capacity: f64,
-    /// Where tensors lie that nothing computes with.
+    /// Where tensors lie while nothing computes with them.
     pub policy: Policy,
-    /// By which rules.
+    /// The rules of [`Policy::Auto`].
     pub variant: ResidencyVariant,
-    /// How many bytes may be on the device ahead of their use, for our rules; with none, every
-    /// block comes when it is needed.
+    /// Most bytes on the device ahead of their use, for our rules; if zero, every block comes when
+    /// it is needed.
     pub prefetch: Bytes,
     /// What may be evicted for them.
     pub ahead: Ahead,
@@ -98,7 +98,7 @@ impl Settings {
         }
     }
 
-    /// The bytes of so many slots.
+    /// The bytes of this many slots.
     pub(super) fn bytes(&self, slots: u64) -> Bytes {
         Bytes(slots.saturating_mul(self.chunk.0))
     }
@@ -106,7 +106,7 @@ impl Settings {
     /// Whether the settings can be used.
     ///
     /// # Errors
-    /// The region is too large, or a share is not between 0 and 1. The chunk is looked at when
+    /// The region is too large, or a share is not between 0 and 1. The chunk is checked when
     /// tensors are packed.
     pub fn check(&self) -> Result<(), ResidencyError> {
         let bytes = u128::from(self.chunk.0) * u128::from(self.slots);

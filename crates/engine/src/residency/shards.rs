@@ -1,7 +1,7 @@
-//! The life of one parameter's shards over a step, where the gradient takes over the bytes of the
-//! parameter. Invariant: parameter and gradient never hold bytes both, save between
-//! [`Shards::save_gradient`] and [`Shards::empty_parameter`]; after the step, or after a step that
-//! was skipped, the parameter holds its bytes again.
+//! The life of one parameter's shards over a step in which the gradient takes over the bytes of the
+//! parameter. Invariant: parameter and gradient never both hold bytes, except between
+//! [`Shards::save_gradient`] and [`Shards::empty_parameter`]; after the step, even if it was
+//! skipped, the parameter holds its bytes again.
 //!
 //! Source: ColossalAI's `ShardedModelV2` and `ShardedOptimizerV2` with `reuse_fp16_shard`.
 
@@ -32,10 +32,10 @@ impl Shards {
         ledger.transition(self.parameter, TensorState::Compute)
     }
 
-    /// The gradient is there, and is stored in `tier`.
+    /// Stores the new gradient in `tier`.
     ///
     /// # Errors
-    /// There is a gradient already: reusing the parameter's bytes leaves no room to add up two.
+    /// There is a gradient already: reusing the parameter's bytes leaves no memory to add up two.
     pub fn save_gradient(&self, ledger: &mut Ledger, tier: Tier) -> Result<(), LedgerError> {
         if let Some(Payload { bytes, .. }) = ledger.payload(self.gradient)? {
             return Err(LedgerError::NotEmpty { tensor: self.gradient, bytes });
@@ -43,7 +43,7 @@ impl Shards {
         ledger.reset(self.gradient, Payload { bytes: self.bytes, tier })
     }
 
-    /// The parameter gives up its bytes: the update makes it anew from the master.
+    /// The parameter gives up its bytes: the update remakes it from the master.
     ///
     /// # Errors
     /// A tensor is unknown.
@@ -52,7 +52,7 @@ impl Shards {
         ledger.reset(self.parameter, Payload { bytes: Bytes::ZERO, tier })
     }
 
-    /// The backward pass is over.
+    /// The backward pass has ended.
     ///
     /// # Errors
     /// The parameter is free.
@@ -76,7 +76,7 @@ impl Shards {
         ledger.transition(self.master, TensorState::Compute)
     }
 
-    /// The gradient has been used: its bytes are the parameter's from here.
+    /// The gradient has been used: its bytes are the parameter's from here on.
     ///
     /// # Errors
     /// There is no gradient, or the parameter was not emptied.
@@ -84,7 +84,7 @@ impl Shards {
         ledger.relay(self.gradient, self.parameter)
     }
 
-    /// The parameter has been made from the master, and the step is over.
+    /// The parameter has been remade from the master, and the step has ended.
     ///
     /// # Errors
     /// The master has no bytes.

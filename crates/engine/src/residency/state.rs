@@ -1,5 +1,5 @@
-//! What a stateful tensor may be and become. Invariant: [`LEGAL`] is all that is known of
-//! transitions; whoever changes a state asks [`transition`].
+//! The states of a stateful tensor and its transitions. Invariant: [`LEGAL`] is the only table of
+//! transitions; code that changes a state calls [`transition`].
 //!
 //! Source: Fang et al., "PatrickStar: Parallel Training of Pre-trained Models via Chunk-based
 //! Dynamic Memory Management", IEEE TPDS 34(1), 2023, and ColossalAI's `StatefulTensor`.
@@ -13,14 +13,14 @@ use thiserror::Error;
 pub enum TensorState {
     /// It has no bytes.
     Free,
-    /// It is kept, and lies in whatever tier there is room.
+    /// It is kept, and lies in any tier that has space.
     #[default]
     Hold,
     /// It is kept, and the forward pass has computed with it.
     HoldAfterForward,
     /// It is kept, and the backward pass has computed with it.
     HoldAfterBackward,
-    /// It is computed with, and stays where it is until that is over.
+    /// It is computed with, and stays where it is until that ends.
     Compute,
 }
 
@@ -45,8 +45,8 @@ pub struct IllegalTransition {
     pub to: TensorState,
 }
 
-/// Whether a tensor may become what the column says, from what the row says, both in the order of
-/// [`TensorState::ALL`]. What is free stays free until it is given bytes; whatever has bytes may
+/// Whether a tensor may change from the row's state to the column's, both in the order of
+/// [`TensorState::ALL`]. A free tensor stays free until it is given bytes; one that has bytes may
 /// become anything, and gives them up by becoming free.
 pub const LEGAL: [[bool; 5]; 5] = [
     [true, false, false, false, false],
@@ -56,10 +56,10 @@ pub const LEGAL: [[bool; 5]; 5] = [
     [true, true, true, true, true],
 ];
 
-/// The new state, where the table has the transition.
+/// The new state, if the table has the transition.
 ///
 /// # Errors
-/// The transition, where it is illegal.
+/// The transition, if it is illegal.
 pub fn transition(from: TensorState, to: TensorState) -> Result<TensorState, IllegalTransition> {
     if LEGAL[from.index()][to.index()] { Ok(to) } else { Err(IllegalTransition { from, to }) }
 }
@@ -74,7 +74,7 @@ impl TensorState {
         TensorState::Compute,
     ];
 
-    /// What a tensor is once a phase has computed with it.
+    /// The state of a tensor once a phase has computed with it.
     pub fn after(phase: Phase) -> TensorState {
         match phase {
             Phase::Forward => TensorState::HoldAfterForward,
@@ -99,7 +99,7 @@ impl TensorState {
     }
 }
 
-/// As the field writes them.
+/// In the notation of the sources.
 impl fmt::Display for TensorState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {

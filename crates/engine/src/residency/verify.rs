@@ -1,6 +1,6 @@
-//! Judges every move before it is handed out. Invariant: it shares no code with what decides on
-//! moves, and keeps its own books: a slot has at most one chunk, a chunk that is computed with is
-//! on the device and does not leave its slot, and the newest bytes of a chunk are never dropped.
+//! Judges every move before it is returned. Invariant: it shares no code with the code that decides
+//! on moves, and keeps its own books: a slot has at most one chunk, a chunk that is computed with
+//! is on the device and does not leave its slot, and the newest bytes of a chunk are never dropped.
 
 use cranelift_entity::EntityRef;
 
@@ -12,13 +12,13 @@ use tightfit::units::Bytes;
 
 #[derive(Clone, Copy, Default)]
 struct ChunkBook {
-    /// The number of its slot, one more than that of the id; none where it lies in the host tier.
+    /// The number of its slot, which is its id plus one; zero if it lies in the host tier.
     slot: u32,
-    /// Acquisitions of its tensors that are not over.
+    /// Acquisitions of its tensors that have not ended.
     users: u64,
-    /// Its tensors that are not free.
+    /// Number of its tensors that are not free.
     live: u32,
-    /// Only the device has its newest bytes.
+    /// Whether only the device has its newest bytes.
     newer: bool,
 }
 
@@ -35,7 +35,7 @@ pub struct Verifier {
     slot_bytes: u64,
     chunks: Vec<ChunkBook>,
     tensors: Vec<TensorBook>,
-    /// For each slot whether it has a chunk.
+    /// For each slot, whether it has a chunk.
     slots: Vec<bool>,
     taken: u64,
     limit: Bytes,
@@ -80,7 +80,7 @@ impl Verifier {
         Ok(verifier)
     }
 
-    /// How many bytes of the device chunks may take from here on.
+    /// Sets how many bytes of the device chunks may take from here on.
     pub fn allow(&mut self, limit: Bytes) {
         self.limit = limit;
     }
@@ -88,7 +88,7 @@ impl Verifier {
     /// Makes a move.
     ///
     /// # Errors
-    /// The move must not be made; the books are as before.
+    /// The move must not be made; the books are unchanged.
     pub fn make(&mut self, step: &Move) -> Result<(), Violation> {
         let first = step.first.index();
         let end = first.checked_add(step.chunks as usize).ok_or(Violation::Unknown)?;
@@ -130,10 +130,11 @@ impl Verifier {
         Ok(())
     }
 
-    /// All moves of demand are made, and these tensors are computed with from here on.
+    /// All moves that the access demands are made, and these tensors are computed with from here
+    /// on.
     ///
     /// # Errors
-    /// A tensor is not there, or the device has more than it may.
+    /// A tensor is not there, or the device holds more than allowed.
     pub fn compute(&mut self, reads: &[TensorId], writes: &[TensorId]) -> Result<(), Violation> {
         self.hold(self.taken)?;
         for &tensor in reads.iter().chain(writes) {
@@ -154,7 +155,7 @@ impl Verifier {
         Ok(())
     }
 
-    /// A tensor is not computed with any more.
+    /// A tensor is no longer computed with.
     ///
     /// # Errors
     /// It was not.

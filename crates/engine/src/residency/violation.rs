@@ -1,5 +1,5 @@
-//! Why a move must not be made. Invariant: each way of being wrong is a variant of its own, which
-//! says where it is.
+//! Why a move must not be made. Invariant: each kind of error is a variant of its own, which says
+//! where it is.
 
 use thiserror::Error;
 
@@ -15,7 +15,7 @@ pub enum Violation {
         /// The tensor.
         tensor: TensorId,
     },
-    /// A move or an access names what there is not.
+    /// A move or an access names something that does not exist.
     #[error("a move names a chunk, a slot or a tensor that does not exist")]
     Unknown,
     /// A chunk is not where the move says.
@@ -38,18 +38,18 @@ pub enum Violation {
         /// The chunk.
         chunk: ChunkId,
     },
-    /// The only newest bytes were to be dropped, or old ones to be read.
+    /// The only copy of the newest bytes was to be dropped, or outdated ones were to be read.
     #[error("{chunk} moves without a copy, and its newest bytes are lost")]
     Lost {
         /// The chunk.
         chunk: ChunkId,
     },
-    /// More bytes than there are.
+    /// More bytes than allowed.
     #[error("{held} lie on the device, where {limit} may")]
     OverCapacity {
         /// The bytes of all slots that are taken.
         held: Bytes,
-        /// What the device has for them.
+        /// The bytes that the device has for them.
         limit: Bytes,
     },
     /// A tensor is computed with that is not on the device, or not in one piece.

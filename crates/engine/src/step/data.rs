@@ -14,7 +14,7 @@ use crate::step::rows::{DataFile, Table, Windows};
 use crate::step::spec::DataSpec;
 pub use crate::step::unsuitable::DataError;
 
-/// The random stream of batches; streams of nodes are their seed slots.
+/// The random stream of batches; the streams of nodes are their seed slots.
 const STREAM: u32 = u32::MAX;
 
 #[derive(Debug)]
@@ -35,12 +35,12 @@ pub struct Dataset {
     order: Vec<u32>,
 }
 
-/// Which part of a batch is drawn.
+/// The part of a batch that is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MicroBatch {
     /// Its number.
     pub index: u32,
-    /// How many there are.
+    /// The number of micro-batches.
     pub of: u32,
 }
 
@@ -49,7 +49,7 @@ impl MicroBatch {
     pub const WHOLE: MicroBatch = MicroBatch { index: 0, of: 1 };
 }
 
-/// A batch that was drawn: how many of its rows count.
+/// A batch that was drawn, with the number of its rows that count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drawn {
     /// Rows that are not there merely to fill the batch.
@@ -96,13 +96,13 @@ impl Dataset {
         Bytes((rows + self.order.capacity() * size_of::<u32>()) as u64)
     }
 
-    /// What of that is more than any run may be expected to hold.
+    /// These bytes, if they are more than every run is expected to hold; else zero.
     pub fn beside(&self) -> Bytes {
         const USUAL: Bytes = Bytes(256 << 10);
         if self.memory() > USUAL { self.memory() } else { Bytes::ZERO }
     }
 
-    /// Refuses a model whose inputs are not what the data gives.
+    /// Refuses a model whose inputs do not match the data.
     pub fn suits(&self, input: &Value, target: &Value) -> Result<(), DataError> {
         let refuse = |name, value: &Value, given: String| {
             Err(DataError::Shape {
@@ -147,7 +147,7 @@ impl Dataset {
         Ok(())
     }
 
-    /// How many rows of a table there are to train on.
+    /// Number of training rows of a table.
     pub fn training_rows(&self) -> Option<usize> {
         match &self.rows {
             Rows::Bytes(_) => None,
@@ -155,7 +155,7 @@ impl Dataset {
         }
     }
 
-    /// Units of the data in a batch: bytes (tokens) or rows.
+    /// The unit in which a batch of the data is counted: bytes (tokens) or rows.
     pub fn unit(&self) -> &'static str {
         match self.rows {
             Rows::Bytes(_) => "tokens",
@@ -163,8 +163,8 @@ impl Dataset {
         }
     }
 
-    /// Fills a micro-batch of a training batch. All of them together hold the rows that one batch
-    /// of their size would.
+    /// Fills a micro-batch of a training batch. Together, all micro-batches hold the rows that one
+    /// batch of their total size would.
     pub fn training_batch(
         &mut self,
         seed: u64,
@@ -206,7 +206,7 @@ impl Dataset {
         }
     }
 
-    /// How many validation batches of `rows` rows there are.
+    /// Number of validation batches of `rows` rows.
     pub fn validation_batches(&self, rows: usize) -> usize {
         let all = match &self.rows {
             Rows::Bytes(windows) => windows.validation(),
@@ -215,7 +215,7 @@ impl Dataset {
         all.div_ceil(rows.max(1))
     }
 
-    /// Fills validation batch `index`; the last one may be filled up with rows from the beginning.
+    /// Fills validation batch `index`; the last one may be padded with rows from the beginning.
     pub fn validation_batch(
         &mut self,
         index: usize,

@@ -1,5 +1,5 @@
 //! A step over several micro-batches, on one device or on the ranks of a pipeline. Invariant: the
-//! parts together are the step; what a rank's evaluation reads is what its training keeps there.
+//! parts together are the step; a rank's evaluation reads only what its training keeps there.
 
 use std::collections::BTreeSet;
 
@@ -17,9 +17,9 @@ use crate::transport::Route;
 /// A step divided among ranks.
 #[derive(Debug)]
 pub struct Divided {
-    /// What each rank has of it: the evaluation graph too, unless that cannot be divided so.
+    /// Each rank's part of it: the evaluation graph too, unless that cannot be divided this way.
     pub ranks: PrimaryMap<RankId, Step>,
-    /// The messages of a step, and behind them those of an evaluation.
+    /// The messages of a step, followed by those of an evaluation.
     pub routes: Vec<Route>,
     /// The number of the evaluation's first message.
     pub first_of_evaluation: u32,
@@ -57,10 +57,10 @@ pub enum NotDivided {
 }
 
 impl Step {
-    /// The step of so many micro-batches, on one device.
+    /// The step of this many micro-batches, on one device.
     ///
     /// # Errors
-    /// [`PipelineError`] where it has outputs that no mean stands for, or there are too many.
+    /// [`PipelineError`] if it has outputs for which a mean makes no sense, or there are too many.
     pub fn accumulated(mut self, micro_batches: u32) -> Result<Step, PipelineError> {
         if micro_batches != 1 {
             self.training = accumulate(&self.training, micro_batches)?;
@@ -69,12 +69,12 @@ impl Step {
         Ok(self)
     }
 
-    /// The step of one micro-batch divided among the ranks that perform `rows`, where forward nodes
-    /// belong to the stages that `of_forward` says; messages take memory as much longer as
-    /// `leeway` says.
+    /// The step of one micro-batch divided among the ranks that perform `rows`; forward nodes
+    /// belong to the stages that `of_forward` says; `leeway` says how much longer messages hold
+    /// memory.
     ///
     /// # Errors
-    /// [`PipelineError`] where it cannot be divided so.
+    /// [`PipelineError`] if it cannot be divided this way.
     pub fn divided(
         &self,
         of_forward: &SecondaryMap<NodeId, StageId>,

@@ -8,7 +8,7 @@ use crate::philox::{key, normal, philox, uniform};
 use crate::step::spec::Initialisation;
 use crate::step::stream::{Reader, StreamError};
 
-/// The random stream of initialisations; streams of nodes are their seed slots.
+/// The random stream of initialisations; the streams of nodes are their seed slots.
 const STREAM: u32 = u32::MAX - 1;
 
 /// Why a parameter has no first values.
@@ -26,7 +26,7 @@ pub(crate) struct Unset<'a> {
     pub index: u32,
     /// The size in bytes of all of it.
     pub whole: u64,
-    /// Its elements are 32-bit floats; others are constant or come from a file.
+    /// Whether its elements are 32-bit floats; others are constant or come from a file.
     pub is_float: bool,
 }
 

@@ -64,7 +64,7 @@ pub enum StepFileError {
         /// The folder.
         path: PathBuf,
     },
-    /// `step.json` is longer than any.
+    /// `step.json` is longer than any valid one.
     #[error("{}: {excess}", path.display())]
     Excess {
         /// The file.
@@ -146,13 +146,13 @@ pub struct Step {
     pub description: String,
     /// Forward, loss, backward, optimizer.
     pub training: Graph,
-    /// What of a step that is.
+    /// The part of a step that the training graph executes.
     pub part: Part,
     /// Loss and prediction without gradients.
     pub evaluation: Option<Graph>,
-    /// What of an evaluation that is.
+    /// The part of an evaluation that the evaluation graph executes.
     pub evaluation_part: Part,
-    /// How each parameter and buffer begins.
+    /// How each parameter and buffer is initialised.
     pub parameters: BTreeMap<String, Initialisation>,
     /// The optimizer's defaults.
     pub optimizer: OptimizerSpec,
@@ -160,11 +160,11 @@ pub struct Step {
     pub data: DataSpec,
     /// Where model and data come from.
     pub provenance: serde_json::Value,
-    /// Every file that it is made of; first values and data may be there or not.
+    /// Every file that it consists of; files of first values and data may be missing.
     pub files: Vec<PathBuf>,
 }
 
-/// The inputs of a step's graphs, which its data fill.
+/// The inputs of a step's graphs that its data fill.
 const INPUTS: [&str; 2] = ["input", "target"];
 
 fn opened(path: &Path) -> Result<File, StepFileError> {
@@ -245,7 +245,7 @@ impl Step {
         }
     }
 
-    /// A file of first values or, unless `data` stand for them, data that lies neither in the
+    /// A file of first values or, unless `data` replaces it, of data that lies neither in the
     /// step's folder, nor in the repository around it, nor below the working directory.
     pub fn outside(&self, data: Option<&Path>) -> Option<PathBuf> {
         let values = self.parameters.values().filter_map(|how| match how {
@@ -257,7 +257,7 @@ impl Step {
         files.find(|file| reach::is_outside(&self.folder, file))
     }
 
-    /// What of `step.json` makes no sense whatever the graphs are, if anything.
+    /// What is invalid in `step.json` whatever the graphs are, if anything.
     fn senseless(&self) -> Option<String> {
         let optimizer = self.optimizer.senseless().map(|what| format!("`optimizer`: {what}"));
         optimizer.or_else(|| {
@@ -331,14 +331,14 @@ impl Step {
     }
 }
 
-/// The input placeholder called `name` and its value; that of the first micro-batch where there are
+/// The input placeholder called `name` and its value; that of the first micro-batch if there are
 /// several.
 pub fn input(graph: &Graph, name: &str) -> Option<(NodeId, ValueId)> {
     let id = graph.node_named(name).filter(|&id| graph.nodes()[id].phase == Phase::Input)?;
     graph.nodes()[id].outputs.first().copied().flatten().map(|value| (id, value))
 }
 
-/// The input placeholders called `name`, of one micro-batch after the other, with their values.
+/// The input placeholders called `name`, one micro-batch after another, with their values.
 pub fn inputs(graph: &Graph, name: &str) -> Vec<(NodeId, ValueId)> {
     let numbers = (0..).map(MicroBatchId::from_u32);
     numbers.map_while(|number| input(graph, &pipeline::name_of(name, number))).collect()

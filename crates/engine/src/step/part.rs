@@ -1,6 +1,6 @@
-//! What of a step a graph executes: all of it, or what one of several ranks has. Invariant: all
-//! ranks agree about the sizes; outputs and micro-batches have the numbers that they have in the
-//! whole step.
+//! The part of a step that a graph executes: all of it, or what one of several ranks has.
+//! Invariant: all ranks agree about the sizes; outputs and micro-batches have the numbers that they
+//! have in the whole step.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use tightfit::id::MicroBatchId;
 
 use crate::step::input;
 
-/// What of a step a graph executes.
+/// The part of a step that a graph executes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Part {
     /// The micro-batches of an update.
@@ -19,13 +19,13 @@ pub struct Part {
     pub rows: usize,
     /// Elements of the target of a micro-batch: tokens, or rows.
     pub targets: u64,
-    /// Which outputs of the step the graph makes; `None` where it makes them all.
+    /// The outputs of the step that the graph makes; `None` if it makes them all.
     pub outputs: Option<Vec<usize>>,
-    /// What this rank has where ranks share parameters and micro-batches.
+    /// This rank's share, if ranks share parameters and micro-batches.
     pub share: Option<Share>,
 }
 
-/// What one of several ranks has that share parameters and micro-batches.
+/// The share of one of several ranks that share parameters and micro-batches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Share {
     /// The rank.
@@ -37,7 +37,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// The elements of a tensor of so many that are this rank's.
+    /// The elements that are this rank's, of a tensor that has `whole` elements.
     pub fn elements(&self, whole: u64) -> Range<u64> {
         let piece = whole.div_ceil(self.ranks.into());
         let first = |rank: u32| (u64::from(rank) * piece).min(whole);

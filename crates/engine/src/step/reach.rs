@@ -1,11 +1,11 @@
-//! Which files a step may name. Invariant: a step that somebody else wrote reads nothing of this
-//! machine but what lies with it, or where its user works; links are followed before a path is
+//! Which files a step may name. Invariant: a step that someone else wrote reads nothing of this
+//! machine except what lies with it, or where its user works; links are followed before a path is
 //! judged.
 
 use std::path::{Path, PathBuf};
 
-/// The file lies neither in the step's folder, nor in the repository around that, nor below the
-/// working directory. What is not there lies nowhere: opening it says so.
+/// Whether the file lies neither in the step's folder, nor in the repository around that, nor below
+/// the working directory. A missing file counts as inside: opening it reports the error.
 pub(super) fn is_outside(folder: &Path, file: &Path) -> bool {
     let Ok(file) = file.canonicalize() else { return false };
     let folder = folder.canonicalize().ok();
@@ -15,7 +15,7 @@ pub(super) fn is_outside(folder: &Path, file: &Path) -> bool {
     !around.any(|place| file.starts_with(place))
 }
 
-/// The nearest folder around this one that a version control system keeps.
+/// The nearest folder at or around this one that a version control system manages.
 fn repository(folder: &Path) -> Option<PathBuf> {
     const KEPT: [&str; 3] = [".git", ".hg", ".jj"];
     let is_kept = |folder: &&Path| KEPT.iter().any(|name| folder.join(name).exists());

@@ -1,6 +1,6 @@
 //! Rows of a data file, read when they are needed. Invariant: no more of the file is in memory than
 //! the row that is being read; a table's index, eight bytes a row, is made when it is opened, and
-//! every row was then read once and found to be right.
+//! every row was read once then and found valid.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
@@ -13,7 +13,7 @@ use crate::step::unsuitable::DataError;
 
 /// Bytes that are read at once.
 const BLOCK: usize = 64 << 10;
-/// Longest that a cell of a table may be.
+/// Most bytes of a table's cell.
 const LONGEST_CELL: usize = 64;
 
 /// Where a batch is put: a rank of a pipeline may read half of it, or none.
@@ -27,7 +27,7 @@ pub struct Halves<'a> {
     pub target: Option<&'a mut [u8]>,
 }
 
-/// A file that is read at any place.
+/// A file that is read at arbitrary positions.
 #[derive(Debug)]
 pub(super) struct DataFile {
     pub path: PathBuf,
@@ -53,7 +53,7 @@ impl DataFile {
         }
     }
 
-    /// Refuses a file whose SHA-256 is another one.
+    /// Refuses a file with a different SHA-256.
     pub fn expect(&self, expected: &str) -> Result<(), DataError> {
         let (mut digest, mut block) = (Sha256::new(), vec![0; BLOCK]);
         let mut file = self.from(0)?;
@@ -120,17 +120,18 @@ impl Windows {
         Ok(Windows { file, window, training })
     }
 
-    /// Windows that begin in the training split and have a successor there.
+    /// Number of windows that begin in the training split and have a successor there.
     pub fn starts(&self) -> u64 {
         self.training - self.window as u64
     }
 
-    /// Whole windows of the validation split.
+    /// Number of whole windows of the validation split.
     pub fn validation(&self) -> usize {
         ((self.file.length - self.training - 1) / self.window as u64) as usize
     }
 
-    /// Window and window one later, as 64-bit integers, into row `row` of a batch.
+    /// Writes a window, and the window one byte later, as 64-bit integers into row `row` of a
+    /// batch.
     pub fn write(
         &self,
         start: u64,
@@ -142,7 +143,7 @@ impl Windows {
             let Some(out) = out else { continue };
             let out = &mut out[row * window * 8..(row + 1) * window * 8];
             // Read into the end of the row and spread from its beginning: the eight bytes of an
-            // element end no later than the byte that it is made of.
+            // element end no later than the byte that it is made from.
             self.file.read(start + shift, &mut out[window * 7..])?;
             for index in 0..window {
                 let wide = i64::from(out[window * 7 + index]).to_ne_bytes();
@@ -223,13 +224,13 @@ impl Table {
         Ok(table)
     }
 
-    /// Rows of the validation split.
+    /// Number of rows of the validation split.
     pub fn validation(&self) -> usize {
         self.rows.len().saturating_sub(self.split.remainder).div_ceil(self.split.every)
             * usize::from(self.split.remainder < self.split.every)
     }
 
-    /// Rows of the training split.
+    /// Number of rows of the training split.
     pub fn training(&self) -> usize {
         self.rows.len() - self.validation()
     }
@@ -253,7 +254,7 @@ impl Table {
         self.rows.capacity() * size_of::<u64>() + self.line.capacity()
     }
 
-    /// Row `from` of the file into row `row` of a batch.
+    /// Writes row `from` of the file into row `row` of a batch.
     pub fn write(
         &mut self,
         from: usize,
@@ -289,7 +290,7 @@ impl Table {
         parsed
     }
 
-    /// Reads a row cell by cell; what is wrong with it, or nothing where it is not text.
+    /// Reads a row cell by cell; returns what is wrong with it, or nothing if it is not text.
     fn cells(&self, line: &[u8], each: &mut dyn FnMut(usize, Cell)) -> Result<(), Option<String>> {
         let line = std::str::from_utf8(line).map_err(|_| None)?;
         let found = line.split(',').count();
@@ -311,7 +312,7 @@ impl Table {
     }
 }
 
-/// What stands in a cell.
+/// The content of a cell.
 #[derive(Clone, Copy)]
 enum Cell {
     Feature(f32),

@@ -1,6 +1,6 @@
 //! A step that ranks share. Invariant: each rank computes its own micro-batches with parameters
-//! that all of them have together; an update is that of one device with all micro-batches, but for
-//! the order of sums.
+//! that all of them hold together; an update is that of one device with all micro-batches, except
+//! for the order of sums.
 
 use tightfit::id::RankId;
 use tightfit::operator::Operator;
@@ -14,11 +14,11 @@ use crate::transport::Route;
 /// How a step is shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sharing {
-    /// Among so many ranks.
+    /// The number of ranks.
     pub ranks: u32,
     /// The micro-batches of an update, of all ranks together.
     pub micro_batches: u32,
-    /// How often gradients are reduced.
+    /// When gradients are reduced.
     pub reductions: Reductions,
 }
 
@@ -26,7 +26,7 @@ impl Step {
     /// The step of one micro-batch, shared among ranks.
     ///
     /// # Errors
-    /// [`DivisionError`] where it cannot be.
+    /// [`DivisionError`] if it cannot be.
     pub fn sharded(&self, sharing: Sharing) -> Result<Divided, DivisionError> {
         let Sharing { ranks, micro_batches, reductions } = sharing;
         if ranks == 0 || !micro_batches.is_multiple_of(ranks) || micro_batches == 0 {

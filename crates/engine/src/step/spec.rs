@@ -1,6 +1,6 @@
-//! What `step.json` says beside its graphs: how parameters begin, what the optimizer is told, how
-//! batches are drawn. Invariant: plain data, as written; which of it makes no sense by itself is
-//! said here, whether it suits graphs and files is for their readers to say.
+//! The contents of `step.json` besides its graphs: how parameters are initialised, what the
+//! optimizer is given, how batches are drawn. Invariant: plain data, as written; this file checks
+//! what is invalid by itself, and its readers check whether it suits graphs and files.
 
 use serde::{Deserialize, Deserializer, de::Error};
 use thiserror::Error as Message;
@@ -8,7 +8,7 @@ use tightfit::graph::Graph;
 use tightfit::graph::limits::MOST_OF_AN_EVENT;
 use tightfit::reading::Bounded;
 
-/// How a parameter begins.
+/// How a parameter is initialised.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Initialisation {
@@ -32,7 +32,7 @@ pub enum Initialisation {
     File(String),
 }
 
-/// Kernels compute in 32 bits: what becomes infinite there is no number for them.
+/// Kernels compute in 32 bits: a number that becomes infinite there is not valid for them.
 fn is_finite(number: f64) -> bool {
     (number as f32).is_finite()
 }
@@ -74,7 +74,7 @@ pub struct OptimizerSpec {
 }
 
 impl OptimizerSpec {
-    /// The optimizers that there are nodes for.
+    /// The optimizers for which there are nodes.
     const KINDS: [&str; 2] = ["adamw", "sgd"];
 
     /// What is wrong with it, if anything.
@@ -157,7 +157,7 @@ pub struct EveryRow {
     pub remainder: usize,
 }
 
-/// A step says batches of another size than its graphs take.
+/// A step states batches of another size than its graphs take.
 #[derive(Clone, Debug, PartialEq, Eq, Message)]
 #[error(
     "the step's data has `{field}` {said}, but the input of its {kind} graph has {rows} rows; \
@@ -166,16 +166,16 @@ pub struct EveryRow {
 pub struct OtherBatch {
     /// The field of the step's data.
     pub field: &'static str,
-    /// What it says.
+    /// The size that it states.
     pub said: usize,
-    /// Which of the graphs it speaks of.
+    /// Which of the graphs it refers to.
     pub kind: &'static str,
     /// The rows that the graph takes.
     pub rows: u64,
 }
 
 impl DataSpec {
-    /// Refuses batches of another size than the graphs take, which is what runs.
+    /// Refuses batches of another size than the graphs take, since the graphs are what runs.
     pub fn suits(&self, training: &Graph, evaluation: Option<&Graph>) -> Result<(), OtherBatch> {
         let (batch, evaluated) = match *self {
             DataSpec::Bytes { batch, .. } => (batch, None),
@@ -202,7 +202,7 @@ fn rows(graph: &Graph) -> Option<u64> {
     graph.values()[value].tensor.shape.first().copied()
 }
 
-/// Reads it; what no field of it asks for is not held.
+/// Reads it; what belongs to none of its fields is not kept.
 pub(super) fn data<'de, D: Deserializer<'de>>(deserializer: D) -> Result<DataSpec, D::Error> {
     // Which fields there are depends on the kind, which need not come first.
     let Bounded(json) = Bounded::<MOST_OF_AN_EVENT>::deserialize(deserializer)?;

@@ -1,6 +1,7 @@
-//! Safetensors files, read and written tensor by tensor. Invariant: nothing of a tensor is held in
-//! between, so that saving and loading take no memory beside the slab; the same tensors with the
-//! same metadata give the same bytes; and of what was written here no changed bit is read.
+//! Safetensors files, read and written tensor by tensor. Invariant: no tensor is buffered in
+//! between, so that saving and loading take no memory besides the slab; the same tensors with the
+//! same metadata give the same bytes; and a changed bit in what was written here is never read
+//! unnoticed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -14,9 +15,9 @@ use sha2::{Digest, Sha256};
 use thiserror::Error;
 use tightfit::graph::limits::LONGEST_HEADER;
 
-/// The size of the header comes first, in this many bytes.
+/// Bytes of the header's size, which comes first.
 const PREFIX: u64 = 8;
-/// Bytes that are held to a checksum at once.
+/// Bytes that are hashed at once.
 const BLOCK: usize = 64 << 10;
 /// The metadata's checksum, under this key; that of a tensor under this key, a dot and its name.
 pub(crate) const CHECKSUM: &str = "sha256";
@@ -37,15 +38,15 @@ pub(crate) enum StreamError {
 /// A file whose header was read.
 pub(crate) struct Reader {
     file: File,
-    /// First byte behind the header.
+    /// Position of the first byte after the header.
     data: u64,
     header: Metadata,
-    /// Its tensors have checksums.
+    /// Whether its tensors have checksums.
     is_sealed: bool,
 }
 
 impl Reader {
-    /// Opens a file that is as long as its header says.
+    /// Opens a file, and refuses one that is not as long as its header says.
     pub fn open(path: &Path) -> Result<Reader, StreamError> {
         let known = std::fs::metadata(path)?;
         if !known.is_file() && !known.is_dir() {
@@ -82,7 +83,7 @@ impl Reader {
         Ok(Reader { file, data: PREFIX + size, header, is_sealed })
     }
 
-    /// What the file says of itself.
+    /// The metadata of the file.
     pub fn metadata(&self) -> HashMap<String, String> {
         self.header.metadata().clone().unwrap_or_default()
     }
@@ -92,8 +93,8 @@ impl Reader {
         self.header.info(name)
     }
 
-    /// Reads a part of the tensor called `name`, which has `whole` bytes, from a byte of it on into
-    /// `out`. Whether it is what was saved is for [`Reader::verify`] to say.
+    /// Reads a part of the tensor called `name`, which has `whole` bytes, from its byte `part` on
+    /// into `out`. [`Reader::verify`] checks whether it is what was saved.
     pub fn read_part(
         &mut self,
         name: &str,
@@ -116,7 +117,7 @@ impl Reader {
         Ok(self.file.read_exact(out)?)
     }
 
-    /// Holds a tensor to its checksum, block by block, and keeps nothing of it.
+    /// Compares a tensor with its checksum, block by block, and keeps nothing of it.
     pub fn verify(&mut self, name: &str) -> Result<(), StreamError> {
         if !self.is_sealed {
             return Ok(());
@@ -143,7 +144,7 @@ impl Reader {
     }
 }
 
-/// Whether metadata have checksums, which then are right for the metadata themselves.
+/// Whether metadata have checksums; if so, that of the metadata themselves has to be right.
 fn is_sealed<'a>(
     metadata: impl Iterator<Item = (&'a String, &'a String)>,
 ) -> Result<bool, StreamError> {
@@ -177,7 +178,7 @@ fn hexadecimal(digest: &[u8]) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Where a tensor's checksum stands among the metadata.
+/// The key of a tensor's checksum in the metadata.
 fn key(name: &str) -> String {
     format!("{CHECKSUM}.{name}")
 }
@@ -188,7 +189,7 @@ impl From<SafeTensorError> for StreamError {
     }
 }
 
-/// Hands bytes on, in order and in parts, as often as it is asked to.
+/// Passes on bytes, in order and in parts, each time that it is called.
 pub(crate) type Data<'a> =
     &'a (dyn Fn(&mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> + 'a);
 
@@ -311,7 +312,7 @@ mod tests {
 
     #[test]
     fn every_changed_bit_is_noticed() {
-        // Types and shapes have no checksum: whoever reads knows what they have to be.
+        // Types and shapes have no checksum: the reader knows what they have to be.
         let read_all = |bytes: &[u8]| -> Result<_, StreamError> {
             let mut reader = opened(bytes)?;
             let mut tensors = [[0; 8]; 3];

@@ -28,7 +28,7 @@ pub enum DataError {
         /// The SHA-256 that the step states.
         expected: String,
     },
-    /// The file as a whole does not give batches.
+    /// The file as a whole does not provide batches.
     #[error("{}: {what}", path.display())]
     Content {
         /// The file.

@@ -1,12 +1,12 @@
-//! What goes from one rank of a pipeline to another. Invariant: a message arrives in the memory
-//! that the receiver's schedule has for it, whole, or not at all; and once one rank fails, every
-//! other one that waits is told so, with the cause.
+//! Messages from one rank of a pipeline to another. Invariant: a message arrives in the memory that
+//! the receiver's schedule has for it, whole, or not at all; and once one rank fails, every other
+//! one that waits is told so, with the cause.
 //!
-//! A link carries tensors between slabs. The sender lends the bytes where they lie and asks later
-//! whether they were taken; the receiver may say early where they are to be put, and waits for
-//! them. So nothing is held beside the slabs, and whatever a message takes stands in both
-//! schedules. Between two steps ranks tell each other small things: what the loss is, whether to go
-//! on, a piece of the weights that are saved.
+//! A link carries tensors between slabs. The sender lends the bytes in place and asks later whether
+//! they were taken; the receiver may say early where they are to be put, and waits for them. So no
+//! memory is held besides the slabs, and what a message takes is in both schedules. Between two
+//! steps ranks exchange small amounts of data: the loss, whether to go on, a piece of the weights
+//! that are saved.
 
 #[cfg(feature = "mpi")]
 pub mod mpi;
@@ -20,7 +20,7 @@ use tightfit::id::RankId;
 
 pub use thread::{ThreadLink, thread_links};
 
-/// Which message of which step.
+/// Identifies a message of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Header {
     /// Number of the step.
@@ -52,13 +52,13 @@ pub struct Route {
 pub enum Awaited {
     /// A message from another rank.
     Message(Header, Route),
-    /// That a message is taken.
+    /// The end of a message's transfer to its receiver.
     Taken(Header, Route),
-    /// What all ranks have to say between two steps.
+    /// What all ranks say between two steps.
     Everybody,
     /// Bytes from a rank between two steps.
     From(RankId),
-    /// That a rank takes bytes between two steps.
+    /// The end of a transfer of bytes to a rank between two steps.
     To(RankId),
 }
 
@@ -86,16 +86,16 @@ pub struct Lent {
 }
 
 impl Lent {
-    /// Bytes that somebody reads.
+    /// Bytes that other code reads.
     ///
     /// # Safety
-    /// They stay where and as they are until what they are lent for has ended.
+    /// They are neither moved nor changed until the transfer that they are lent for has ended.
     pub unsafe fn new(bytes: &[u8]) -> Lent {
         Lent { bytes: bytes.as_ptr(), length: bytes.len() }
     }
 }
 
-// SAFETY: the bytes are only read, and who lends them changes nothing until they were taken.
+// SAFETY: the bytes are only read, and their lender changes nothing until they were taken.
 unsafe impl Send for Lent {}
 
 /// Bytes that belong to a link until what they are for was received.
@@ -110,13 +110,14 @@ impl Awaiting {
     /// Bytes that a link fills.
     ///
     /// # Safety
-    /// Nobody else touches them until what they are for has ended, and they stay where they are.
+    /// No other code touches them until the transfer that they are for has ended, and they do not
+    /// move.
     pub unsafe fn new(bytes: &mut [u8]) -> Awaiting {
         Awaiting { bytes: bytes.as_mut_ptr(), length: bytes.len() }
     }
 }
 
-// SAFETY: nobody but the link touches the bytes until it has answered that they are there.
+// SAFETY: only the link touches the bytes until it has answered that they are there.
 unsafe impl Send for Awaiting {}
 
 /// Why nothing arrives.
@@ -145,7 +146,7 @@ pub enum LinkError {
         /// Why it did.
         cause: String,
     },
-    /// The ranks do not exchange so many messages.
+    /// The ranks do not exchange this many messages.
     #[error("{header} is none of the {messages} of a step: the ranks run different plans")]
     Unknown {
         /// The message.
@@ -161,18 +162,18 @@ pub enum LinkError {
         /// The largest number.
         most: u32,
     },
-    /// MPI says no.
+    /// A call of MPI failed.
     #[error("MPI says: {says}")]
     Mpi {
-        /// What it says.
+        /// MPI's message.
         says: String,
     },
-    /// What came has another size than what was waited for: ranks run different plans.
+    /// A message has another size than expected: the ranks run different plans.
     #[error(
         "{awaited}: {found} bytes came, {expected} are expected: the ranks run different plans"
     )]
     Size {
-        /// What came.
+        /// The message.
         awaited: Awaited,
         /// The bytes that came.
         found: usize,
@@ -181,7 +182,7 @@ pub enum LinkError {
     },
 }
 
-/// One rank's end of the way to all others.
+/// One rank's end of the link to all others.
 pub trait Link: fmt::Debug + Send + Sync {
     /// This rank.
     fn rank(&self) -> RankId;
@@ -189,12 +190,12 @@ pub trait Link: fmt::Debug + Send + Sync {
     /// The number of ranks.
     fn ranks(&self) -> u32;
 
-    /// Lends bytes to whoever receives the message. Nobody may change them until [`Link::sent`] has
-    /// returned.
+    /// Lends bytes to the receiver of the message. They must not be changed until [`Link::sent`]
+    /// has returned.
     fn send(&self, header: Header, bytes: Lent) -> Result<(), LinkError>;
 
-    /// Says where a message is to be put that is waited for later: until [`Link::receive`] has
-    /// returned, with the same bytes, nobody else may touch them.
+    /// Says where a message that is waited for later is to be put: until [`Link::receive`] has
+    /// returned, with the same bytes, no other code may touch them.
     fn post(&self, header: Header, into: Awaiting) -> Result<(), LinkError>;
 
     /// Waits for a message, and puts it into `into`.
@@ -203,29 +204,29 @@ pub trait Link: fmt::Debug + Send + Sync {
     /// Waits until what was sent was taken.
     fn sent(&self, header: Header) -> Result<(), LinkError>;
 
-    /// What each rank has to say, in the order of the ranks; all of them ask.
+    /// What each rank says, in the order of the ranks; all of them must call this.
     fn gather(&self, said: &[u8]) -> Result<Vec<Vec<u8>>, LinkError>;
 
-    /// Has a rank [`Link::take`] bytes, and waits until it has.
+    /// Waits until a rank has [taken](Link::take) these bytes.
     fn give(&self, to: RankId, bytes: &[u8]) -> Result<(), LinkError>;
 
     /// Waits for bytes that a rank [gives](Link::give) to this one.
     fn take(&self, from: RankId, into: &mut [u8]) -> Result<(), LinkError>;
 
-    /// Tells all other ranks that this one has failed; the first cause counts. When it returns,
-    /// nobody reads what this rank has lent.
+    /// Tells all other ranks that this one has failed; the first cause counts. When it returns, no
+    /// one reads what this rank has lent.
     fn abort(&self, cause: &str);
 
-    /// Why nothing goes any more, if so.
+    /// Why the link no longer works, if it does not.
     fn failure(&self) -> Option<LinkError>;
 }
 
-/// A step under way: where it ends before its end, whatever the reason, this rank is out, so that
-/// nobody reads what it has lent once its slab is gone.
+/// A step in progress: if it is left before its end, for any reason, this rank aborts, so that no
+/// one reads what it has lent once its slab is gone.
 pub(crate) struct StepUnderWay<'a>(pub Option<&'a dyn Link>);
 
 impl StepUnderWay<'_> {
-    /// The step has come to its end, at which nothing is lent any more.
+    /// The step has reached its end, at which nothing is lent any more.
     pub fn end(mut self) {
         self.0 = None;
     }

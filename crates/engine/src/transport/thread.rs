@@ -1,6 +1,6 @@
 //! Ranks as threads of one process. Invariant: bytes are copied once, from where the sender has
-//! them to where the receiver wants them, by the receiver; and once a rank has aborted nobody reads
-//! what it lends.
+//! them to where the receiver wants them, by the receiver; and once a rank has aborted, no one
+//! reads what it lends.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -22,13 +22,13 @@ enum Slot {
 
 #[derive(Debug)]
 struct Shared {
-    /// By the numbers of messages; there from the beginning, so that a step allocates nothing.
+    /// By the numbers of messages; allocated at the beginning, so that a step allocates nothing.
     slots: Vec<Slot>,
-    /// What each rank has to say.
+    /// What each rank says.
     said: Vec<Option<Vec<u8>>>,
-    /// How many have heard all of that.
+    /// The number of ranks that have read all of that.
     heard: usize,
-    /// Bytes that a rank gives to another, each by its number.
+    /// Bytes that one rank gives to another, by giver and taker.
     given: BTreeMap<(RankId, RankId), Lent>,
     failure: Option<LinkError>,
 }
@@ -49,8 +49,8 @@ pub struct ThreadLink {
     exchange: Arc<Exchange>,
 }
 
-/// The ends of so many ranks, which send these messages in a step; who waits longer than `deadline`
-/// gives up, and with it all others.
+/// The ends of this many ranks, which send these messages in a step; a rank that waits longer than
+/// `deadline` gives up, and all others with it.
 pub fn thread_links(ranks: u32, routes: Vec<Route>, deadline: Duration) -> Vec<ThreadLink> {
     let shared = Shared {
         slots: vec![Slot::Free; routes.len()],
@@ -76,7 +76,7 @@ impl ThreadLink {
         self.exchange.changed.wait(shared).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until `ready` finds something, or something failed.
+    /// Waits until `ready` returns something, or something failed.
     fn wait<T>(
         &self,
         awaited: impl Fn() -> Awaited,
@@ -111,7 +111,7 @@ impl ThreadLink {
         })
     }
 
-    /// Tells everybody; the first failure counts.
+    /// Tells all ranks; the first failure counts.
     fn failed(&self, shared: &mut Shared, failure: LinkError) -> LinkError {
         let failure = shared.failure.get_or_insert(failure).clone();
         self.exchange.changed.notify_all();
@@ -130,7 +130,7 @@ impl Link for ThreadLink {
 
     fn send(&self, header: Header, bytes: Lent) -> Result<(), LinkError> {
         let route = self.route(header)?;
-        // A slot is free: the sender of the step before has waited until that was taken.
+        // The slot is free: in the step before, this sender waited until its message was taken.
         self.wait(
             || Awaited::Taken(header, route.clone()),
             |shared| {
@@ -161,8 +161,8 @@ impl Link for ThreadLink {
         })?;
         let fits = lent.length == into.len();
         if fits {
-            // SAFETY: these bytes lie in the sender's slab, which leaves them as they are, and does
-            // not go, until they are marked as taken below; `into` lies in this rank's own.
+            // SAFETY: these bytes lie in the sender's slab; they are not changed, nor is the slab
+            // dropped, until they are marked as taken below; `into` lies in this rank's own.
             let from = unsafe { std::slice::from_raw_parts(lent.bytes, lent.length) };
             into.copy_from_slice(from);
         }
@@ -195,7 +195,7 @@ impl Link for ThreadLink {
 
     fn gather(&self, said: &[u8]) -> Result<Vec<Vec<u8>>, LinkError> {
         let own = self.rank.as_u32() as usize;
-        // What was said before has been heard by all.
+        // Free once all ranks have read what was said before.
         self.wait(
             || Awaited::Everybody,
             |shared| {
@@ -236,8 +236,8 @@ impl Link for ThreadLink {
             |shared| {
                 let lent = shared.given.remove(&key)?;
                 if lent.length == into.len() {
-                    // SAFETY: who gives them waits until they were taken, or until somebody has
-                    // failed, which nobody can say while the lock is held.
+                    // SAFETY: the giver waits until they were taken, or until some rank has failed,
+                    // which none can report while the lock is held.
                     let given = unsafe { std::slice::from_raw_parts(lent.bytes, lent.length) };
                     into.copy_from_slice(given);
                 }
@@ -255,7 +255,7 @@ impl Link for ThreadLink {
         let mut shared = self.lock();
         let cause = cause.to_string();
         self.failed(&mut shared, LinkError::Aborted { rank: self.rank, cause });
-        // Whoever has begun to copy what this rank lends comes to the end of it.
+        // A rank that has begun to copy what this rank lends finishes its copy.
         while shared.slots.iter().any(|slot| matches!(slot, Slot::Copied)) {
             shared = self.wait_on(shared);
         }

@@ -38,7 +38,7 @@ pub struct Layer {
     pub kind: Kind,
     /// First operand: how many activations back.
     pub first: u8,
-    /// Second operand: how many activations back, where that one has the same shape.
+    /// Second operand: how many activations back, if that one has the same shape.
     pub second: u8,
     /// Width of what a product makes.
     pub width: u8,
@@ -52,7 +52,7 @@ pub enum Update {
     Adamw,
 }
 
-/// A step to be.
+/// The recipe of a step.
 #[derive(Clone, Debug)]
 pub struct Recipe {
     /// Rows and columns of the batch.
@@ -93,7 +93,7 @@ fn layers() -> impl Strategy<Value = Layer> {
     ];
     // Mostly the newest activation, sometimes an older one: chains with skips.
     let back = || prop_oneof![3 => Just(0u8), 1 => 0u8..6];
-    // Mostly one width: where one tensor dwarfs all others, there is nothing to plan.
+    // Mostly one width: if one tensor dwarfs all others, there is nothing to plan.
     let width = prop_oneof![3 => Just(16u8), 1 => 1u8..40];
     (kind, back(), back(), width).prop_map(|(kind, first, second, width)| Layer {
         kind,
@@ -136,7 +136,7 @@ impl Recipe {
         };
         let batch = [u64::from(self.batch.0), u64::from(self.batch.1)];
         let mut activations = vec![emitter.placeholder("input", Phase::Input, None, &batch)];
-        // All parameters first, as exports have them.
+        // All parameters first, as in exports.
         let mut shapes = vec![batch];
         let mut plan = Vec::new();
         for layer in &self.layers {
@@ -178,7 +178,7 @@ impl Recipe {
         let gradients = emitter.backward(&activations, &done);
         emitter.update(self.update, &gradients, &states);
         for &kept in &self.kept {
-            // The batch is not kept: a session fills it anew.
+            // The batch is not kept: a session fills it again.
             emitter
                 .builder
                 .output(activations[activations.len() - 1 - usize::from(kept) % done.len()].id);
@@ -409,7 +409,7 @@ impl Emitter {
         Done { kind, inputs, saved, parameters }
     }
 
-    /// Gradients of all parameters; `None` where the loss does not depend on one.
+    /// Gradients of all parameters; `None` if the loss does not depend on one.
     fn backward(&mut self, activations: &[Tensor], done: &[Done]) -> Vec<Option<Tensor>> {
         let phase = Phase::Backward;
         let mut of_parameter: Vec<Option<Tensor>> = vec![None; self.parameters.len()];

@@ -1,6 +1,6 @@
-//! Moves carried out on a memory that knows what lies where. Invariant: whatever a module computes
-//! with is on the device with the bytes that were written last, in any order of graphs and accesses
-//! and with any deviation; what does not fit is an error that changes nothing.
+//! Moves executed on a simulated memory that records what lies where. Invariant: whatever a module
+//! computes with is on the device with the bytes that were written last, in any order of graphs and
+//! accesses and with any deviation; what does not fit is an error that changes nothing.
 //!
 //! Tier: quick with a part of the cases, less than a second; full with all of them.
 
@@ -15,7 +15,7 @@ use tightfit_engine::residency::{
     ResidencyError, ResidencyVariant, Settings, TensorId, TensorState,
 };
 
-/// How often each tensor of a chunk was written to.
+/// Number of writes to each tensor of a chunk.
 type Content = BTreeMap<TensorId, u64>;
 
 /// The memory of host and device, by chunk and by slot.
@@ -53,7 +53,7 @@ struct Call {
     reads: Vec<TensorId>,
     writes: Vec<TensorId>,
     non_model: u64,
-    /// It is over only when the next one is.
+    /// It ends only when the next one does.
     outlasts: bool,
 }
 
@@ -70,7 +70,7 @@ struct Program {
     settings: Settings,
     sizes: Vec<u64>,
     graphs: Vec<Vec<Call>>,
-    /// Graphs in turn, each with what it does otherwise this time, and whether everything leaves
+    /// Graphs in turn, each with its deviation this time, and whether everything is flushed from
     /// the device after it.
     iterations: Vec<(usize, Option<Change>, bool)>,
 }
@@ -123,7 +123,7 @@ fn settings() -> impl Strategy<Value = Settings> {
 struct Run {
     residency: Residency,
     memory: Memory,
-    /// How often each tensor was written to; unknown where it was given new bytes.
+    /// Number of writes to each tensor; unknown if it was given new bytes.
     written: BTreeMap<TensorId, u64>,
     trace: Vec<Move>,
     tensors: Vec<TensorId>,
@@ -180,7 +180,7 @@ impl Run {
         assert!(figures.moves > 0 || figures.volume() == Bytes::ZERO);
     }
 
-    /// Tells of an access, and says whether it may compute.
+    /// Reports an access, and returns whether it may compute.
     fn call(&mut self, call: &Call) -> bool {
         let access = Access { reads: &call.reads, writes: &call.writes };
         let before = self.addresses();
@@ -221,7 +221,7 @@ impl Run {
         self.residency.release(access, Phase::Backward, Bytes(call.non_model)).unwrap();
     }
 
-    /// Gives a tensor's bytes up and new ones to it.
+    /// Makes a tensor give up its bytes, and gives it new ones.
     fn free(&mut self, tensor: TensorId) {
         let moves = self.residency.free(tensor).unwrap().to_vec();
         moves.iter().for_each(|step| self.memory.make(step));
@@ -234,7 +234,7 @@ impl Run {
         self.written.remove(&tensor);
     }
 
-    /// Everything leaves the device, and nothing that was written is lost.
+    /// Flushes the device, and checks that nothing that was written is lost.
     fn flush(&mut self) {
         let moves = self.residency.flush().unwrap().to_vec();
         moves.iter().for_each(|step| self.memory.make(step));
@@ -287,7 +287,7 @@ proptest! {
     }
 }
 
-/// Numbers as somebody might send who means harm.
+/// Numbers as a malicious caller might pass them.
 fn hostile() -> impl Strategy<Value = u64> {
     prop_oneof![0..4u64, (0..64u32).prop_map(|bits| 1 << bits), any::<u64>()]
 }
@@ -334,7 +334,7 @@ fn tensor(index: usize) -> TensorId {
     TensorId::new(index)
 }
 
-/// Tensors of one chunk each, read one after another. Gives the bytes to the device.
+/// Reads tensors of one chunk each, one after another. Returns the bytes moved to the device.
 fn read(residency: &mut Residency, graph: u64, order: &[usize]) -> u64 {
     residency.begin(GraphKey(graph)).unwrap();
     for &index in order {
@@ -374,7 +374,7 @@ fn nothing_leaves_in_the_middle_of_an_iteration() {
     assert_eq!(residency.flush().unwrap_err(), ResidencyError::Inside);
     residency.end().unwrap();
     assert_eq!(residency.flush().unwrap(), []);
-    // What is known of the order stays known.
+    // The recorded order stays known.
     let before = [read(&mut residency, 0, &[0, 1]), read(&mut residency, 0, &[0, 1])];
     assert_eq!(residency.flush().unwrap().len(), 2);
     residency.begin(GraphKey(0)).unwrap();
@@ -450,8 +450,8 @@ fn demand_and_ahead(ahead: Ahead, order: &[usize]) -> (usize, usize) {
     brought
 }
 
-/// A forward pass alone evicts what was used just before: what comes ahead takes the room of what
-/// would have stayed. Back and forth, both rules bring the same bytes.
+/// A forward pass alone evicts what was used just before: what is brought ahead takes the slots of
+/// what would have stayed. Back and forth, both rules bring the same bytes.
 #[test]
 fn blocks_come_ahead_within_the_budget() {
     let forward = [0, 1, 2, 3, 4, 5, 6, 7];

@@ -45,13 +45,13 @@ fn numbers(value: &Value) -> Vec<u64> {
     value.as_array().map_or(Vec::new(), |all| all.iter().map(|it| it.as_u64().unwrap()).collect())
 }
 
-/// A device has whole bytes: the published share of them is at least that of the case, and by less
-/// than one byte more.
+/// A device has whole bytes: the published share of them is at least that of the case, and exceeds
+/// it by less than one byte.
 fn whole(value: &Value) -> Option<Bytes> {
     value.as_f64().map(|bytes| Bytes(bytes.ceil() as u64))
 }
 
-/// A case that runs a policy, and what it says of each access.
+/// A case that runs a policy, and its results for each access.
 struct Run {
     residency: Residency,
     order: Vec<u64>,
@@ -139,7 +139,7 @@ fn every_case_is_a_test() {
     assert_eq!(found, known);
 }
 
-/// Warm-up and steady iterations of a case, as its file has them.
+/// Warm-up and steady iterations of a case, in the form of its file.
 fn trace(case: &Value) -> Value {
     let input = &case["input"];
     let mut run = Run::new(input, Policy::Auto);

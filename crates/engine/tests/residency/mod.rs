@@ -1,4 +1,4 @@
-//! The adaptive residency manager: published cases, laws, and a judge that is damaged on purpose.
+//! The adaptive residency manager: published cases, laws, and moves that are wrong on purpose.
 
 mod adaptive;
 mod gemini;

@@ -1,5 +1,5 @@
 //! Our rules against brute force, for blocks of one size. Invariant: the oracle tries every choice
-//! of what is evicted at every access, and knows nothing of next uses.
+//! of evictions at every access, and knows nothing of next uses.
 //!
 //! Tier: quick with a part of the cases, less than a second; full with all of them.
 
@@ -35,7 +35,7 @@ fn traces() -> impl Strategy<Value = Trace> {
     })
 }
 
-/// What blocks cost that come and that go.
+/// The cost of a block that is loaded, and of one that is evicted.
 #[derive(Clone, Copy)]
 struct Cost {
     load: u32,
@@ -100,7 +100,7 @@ fn least_mean(trace: &Trace, cost: Cost) -> (u32, u32) {
 }
 
 /// A run of the trace: tensors of one byte in chunks of one byte, and non-model bytes that leave
-/// the room that the trace says.
+/// the space that the trace says.
 struct Run<'a> {
     trace: &'a Trace,
     residency: Residency,
@@ -169,7 +169,7 @@ proptest! {
     #![proptest_config(tightfit_testing::config(400))]
 
     /// From the layout that the warm-up leaves, no policy brings fewer bytes in any number of
-    /// iterations; with blocks brought ahead these are fewer by what is not used yet.
+    /// iterations; blocks brought ahead and not used yet do not count.
     #[test]
     fn bytes_to_the_device_are_the_fewest(trace in traces(), prefetch in 0..4u64) {
         let mut run = Run::new(&trace, prefetch, false);
@@ -195,7 +195,7 @@ proptest! {
     }
 
     /// In the periodic steady state the mean is that of the best cycle of layouts: in bytes to the
-    /// device, and, where every access writes, in bytes of both directions.
+    /// device, and, if every access writes, in bytes of both directions.
     #[test]
     fn the_steady_state_is_the_best_cycle(trace in traces(), writes in proptest::bool::ANY) {
         let (to_device, to_host, iterations) = Run::new(&trace, 0, writes).steady();
@@ -207,7 +207,7 @@ proptest! {
 }
 
 /// One of the shapes for which the best cycle is longer than an iteration: three blocks in turn
-/// with room for two miss every second access.
+/// with space for two miss every second access.
 #[test]
 fn the_best_cycle_may_take_several_iterations() {
     let trace = Trace { blocks: 3, accesses: vec![(1, 2), (2, 2), (4, 2)] };

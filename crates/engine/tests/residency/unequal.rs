@@ -8,7 +8,7 @@ use tightfit::units::Bytes;
 use tightfit_engine::residency::{Access, GraphKey, Phase, Residency, Settings, TensorId};
 
 const TRACES: usize = 1000;
-/// Iterations before the ones that count, and those.
+/// Iterations before the ones that count, and number of those that count.
 const SETTLING: usize = 6;
 const COUNTED: usize = 24;
 
@@ -42,7 +42,7 @@ fn trace(state: &mut u64) -> Trace {
     Trace { sizes, order, capacity }
 }
 
-/// Bytes in both directions when steady, where every access writes.
+/// Bytes in both directions when steady, if every access writes.
 fn volume(trace: &Trace, settings: Settings) -> u64 {
     let sizes = trace.sizes.iter().copied().map(Bytes);
     let mut residency = Residency::new(settings, sizes).unwrap();
@@ -67,7 +67,7 @@ struct Ratios {
     worse: usize,
 }
 
-/// `slots` gives the slots that our rules have for a capacity, which is their limit in any case.
+/// `slots` returns the slots that our rules have for a capacity, which is their limit in any case.
 fn ratios(slots: impl Fn(u64) -> u64, prefetch: u64) -> Ratios {
     let mut state = 1;
     let (mut sum, mut worst, mut worse) = (0.0, 0.0f64, 0);

@@ -1,5 +1,5 @@
 //! The judge of moves against each way in which a move may be wrong. Invariant: every kind of
-//! violation is found here in books that are otherwise in order.
+//! violation is found here in books that are otherwise correct.
 //!
 //! Tier: quick, since it takes less than a second.
 
@@ -9,12 +9,12 @@ use tightfit_engine::residency::{
     BlockId, ChunkId, Move, Packing, Place, Purpose, SlotId, TensorId, Verifier, Violation,
 };
 
-/// Chunks of 8 bytes: two tensors in the first, one over the two behind it, one in the last.
+/// Chunks of 8 bytes: two tensors in the first, one in the next two, one in the last.
 fn packing() -> Packing {
     Packing::new(Bytes(8), 1, [3, 5, 16, 8].map(Bytes)).unwrap()
 }
 
-/// Room for four chunks, three of which may be used.
+/// Slots for four chunks, three of which may be used.
 fn verifier() -> Verifier {
     let mut verifier = Verifier::new(&packing(), 4).unwrap();
     verifier.allow(Bytes(24));
@@ -48,7 +48,7 @@ fn step(block: usize, from: Place, to: Place) -> Move {
     }
 }
 
-/// The moves are right but for the last.
+/// Checks that all moves but the last are accepted.
 fn check(moves: &[Move], expected: Violation) {
     let mut verifier = verifier();
     let (last, before) = moves.split_last().unwrap();

@@ -1,6 +1,6 @@
-//! Capuchin's profile: how long each node runs, from when to when what it makes is held, and who
-//! accesses that. Invariant: ranks are positions in the unplanned program; a node without forward
-//! users has no last forward access.
+//! Capuchin's profile: how long each node runs, when its outputs are held, and which nodes access
+//! them. Invariant: ranks are positions in the unplanned program; a node without forward users has
+//! no last forward access.
 //!
 //! Source: Peng et al., "Capuchin: Tensor-based GPU Memory Management for Deep Learning", ASPLOS
 //! 2020, section 4.
@@ -22,7 +22,7 @@ pub struct AccessProfile {
     pub seconds: Seconds,
     /// Bytes of the storages that it makes, or brings as a placeholder.
     pub output: Bytes,
-    /// From when to when these are held; none where there are none.
+    /// The time over which these are held; `None` if there are none.
     pub life: Option<Life>,
     /// Bytes held while it runs.
     pub active: Bytes,
@@ -32,31 +32,31 @@ pub struct AccessProfile {
     pub first_forward_access: Option<NodeId>,
     /// Last node of the forward pass that reads one of its outputs.
     pub last_forward_access: Option<NodeId>,
-    /// First node behind the forward pass that reads one of its outputs.
+    /// First node after the forward pass that reads one of its outputs.
     pub first_backward_access: Option<NodeId>,
-    /// Last node behind the forward pass that reads one of its outputs.
+    /// Last node after the forward pass that reads one of its outputs.
     pub last_backward_access: Option<NodeId>,
     /// From the end of the last access in the forward pass, its own run included, to the start of
-    /// the first one behind it; none where one of the two is missing.
+    /// the first one after it; `None` if one of the two is missing.
     pub idle: Option<Seconds>,
-    /// Moving its outputs to the tier below and back; none where no lanes lead there.
+    /// Seconds to move its outputs to the tier below and back; `None` if no lanes lead there.
     pub swap: Option<Seconds>,
 }
 
 /// The rows of all nodes.
 pub type AccessTable = SecondaryMap<NodeId, AccessProfile>;
 
-/// From when to when the outputs of a node are held, in ranks.
+/// The time over which the outputs of a node are held, in ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Life {
-    /// The run that makes them; none for placeholders, which are there before the first one.
+    /// The run that makes them; `None` for placeholders, which exist before the first one.
     pub birth: Option<u32>,
-    /// The run that uses the last of them for the last time; the last one of the step for what
-    /// outlives it.
+    /// The run that uses any of them for the last time; the last run of the step for outputs that
+    /// outlive it.
     pub death: u32,
 }
 
-/// The first and the last to read one of a node's outputs, by pass.
+/// The first and the last node that read one of a node's outputs, by pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Accesses {
     /// First forward node.
@@ -69,7 +69,7 @@ pub struct Accesses {
     pub last_backward: Option<NodeId>,
 }
 
-/// Who reads each node's outputs in `order`, by phase. Reads through views count as reads.
+/// The readers of each node's outputs in `order`, by phase. Reads through views count as reads.
 pub fn accesses(graph: &Graph, order: &[NodeId]) -> SecondaryMap<NodeId, Accesses> {
     readers(graph, order, |node| graph.nodes()[node].phase.is_forward())
 }
@@ -95,8 +95,8 @@ fn readers(
     table
 }
 
-/// The table over `order`, the unplanned sequence, with its curve; accesses are told apart by the
-/// pass that a node takes part in.
+/// The table over `order`, the unplanned sequence, with its curve; accesses are assigned to passes
+/// by the pass that a node takes part in.
 pub fn access_profile(
     graph: &Graph,
     profile: &Profile,
@@ -125,7 +125,7 @@ pub fn access_profile(
     table
 }
 
-/// Bytes of outputs, how long they are held, and what moving them takes.
+/// Bytes of outputs, how long they are held, and how long moving them takes.
 fn lives(graph: &Graph, profile: &Profile, order: &[NodeId], table: &mut AccessTable) {
     for interval in liveness(graph, profile, &order.into()).intervals.values() {
         let Some(maker) = graph.producer(interval.storage) else { continue };

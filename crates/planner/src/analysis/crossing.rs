@@ -1,5 +1,5 @@
-//! Moves that are under way when a step ends. Invariant: they follow from graph and sequence alone,
-//! so the schedule and the clock agree on them.
+//! Moves that are in flight when a step ends. Invariant: they follow from graph and sequence alone,
+//! so schedule and simulated times agree on them.
 
 use cranelift_entity::SecondaryMap;
 
@@ -7,9 +7,9 @@ use crate::analysis::sequence::{Action, Motion, Sequence};
 use crate::graph::Graph;
 use crate::id::StorageId;
 
-/// The moves that are under way when a step ends, by their places among all moves of the sequence,
-/// in rising order: offloads that are released in the next step, and prefetches of what is read
-/// there first. Outputs have arrived by then.
+/// The moves that are in flight when a step ends, by their positions among all moves of the
+/// sequence, in increasing order: offloads that are released in the next step, and prefetches of
+/// what is first read there. Outputs have arrived by then.
 pub fn crossing(graph: &Graph, sequence: &Sequence) -> Vec<usize> {
     let actions = sequence.actions();
     let mut last_read: SecondaryMap<StorageId, usize> = SecondaryMap::new();

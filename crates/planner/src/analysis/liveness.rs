@@ -6,8 +6,9 @@
 //! rematerialization). A read belongs to the newest interval, except that a kept storage's first
 //! interval serves all reads, and copies made by later runs die at once.
 //!
-//! What moves is alive on the device until it is released, and again from its prefetch on. The
-//! sequence is a cycle: a kept storage is there at its beginning exactly if it is there at its end.
+//! A storage that moves is alive on the device until it is released, and again from its prefetch
+//! on. The sequence is a cycle: a kept storage is there at its beginning exactly if it is there at
+//! its end.
 
 use cranelift_entity::{PrimaryMap, SecondaryMap, entity_impl};
 
@@ -22,13 +23,13 @@ use crate::units::Bytes;
 pub struct IntervalId(u32);
 entity_impl!(IntervalId, "interval");
 
-/// From where to where a copy of a storage is alive, in positions of the sequence.
+/// The positions of the sequence over which a copy of a storage is alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interval {
     /// The storage.
     pub storage: StorageId,
-    /// Position that produces it or before which it is prefetched; `None` = a placeholder, there
-    /// before the first position.
+    /// Position that produces it or before which it is prefetched; `None` = a placeholder, which
+    /// exists before the first position.
     pub born: Option<u32>,
     /// Last position at which it is held.
     pub dies: u32,
@@ -45,7 +46,7 @@ pub enum Ends {
     LastAccess,
     /// By a move.
     Released,
-    /// It does not: it is there when the sequence is over.
+    /// It does not end: it is alive when the sequence is over.
     Stays,
 }
 
@@ -60,12 +61,12 @@ pub struct Liveness {
     /// For each position: the interval of each fresh storage, in the order of [`Graph::fresh`].
     pub fresh: Vec<Vec<IntervalId>>,
     /// For each placeholder, in the order of [`Graph::placeholder_storages`]: the interval with
-    /// which the sequence begins; none where it is away then.
+    /// which the sequence begins; `None` if it is away then.
     pub placeholders: Vec<Option<IntervalId>>,
     /// For each move: the interval that is copied or ends, or that begins with a prefetch.
     pub moves: Vec<IntervalId>,
-    /// Intervals at the end of the sequence with those of the same storage at its beginning, where
-    /// these are not the same: together they are one life across the border.
+    /// Intervals at the end of the sequence paired with those of the same storage at its beginning,
+    /// if these differ: together they are one life across the border.
     pub wraps: Vec<(IntervalId, IntervalId)>,
 }
 
@@ -80,7 +81,7 @@ pub struct MemoryCurve {
     pub at: usize,
 }
 
-/// Positions, one after another, at which more is held than a limit.
+/// Consecutive positions at which more is held than a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeakInterval {
     /// The first of them.
@@ -94,7 +95,7 @@ pub struct PeakInterval {
 }
 
 impl MemoryCurve {
-    /// Where more than `limit` is held, in rising order.
+    /// The intervals over which more than `limit` is held, in order.
     pub fn above(&self, limit: Bytes) -> Vec<PeakInterval> {
         let mut intervals: Vec<PeakInterval> = Vec::new();
         for (at, &held) in (0..).zip(&self.held).filter(|&(_, &held)| held > limit) {
@@ -153,10 +154,10 @@ pub fn liveness(graph: &Graph, profile: &Profile, sequence: &Sequence) -> Livene
 /// The lives so far.
 struct Lives<'a> {
     graph: &'a Graph,
-    /// The position up to which what stays is held.
+    /// The position up to which storages that stay are held.
     end: u32,
     intervals: PrimaryMap<IntervalId, Interval>,
-    /// The life to which reads of a storage belong now.
+    /// The life to which reads of a storage currently belong.
     current: SecondaryMap<StorageId, Option<IntervalId>>,
     moved: Vec<IntervalId>,
 }
@@ -170,7 +171,8 @@ impl Lives<'_> {
         self.intervals.push(Interval { storage, born, dies, in_place_of: None, ends })
     }
 
-    /// What is there before the first position: placeholders whose first move is no prefetch.
+    /// The lives that exist before the first position: placeholders whose first move is not a
+    /// prefetch.
     fn begin(&mut self, sequence: &Sequence) -> Vec<Option<IntervalId>> {
         let mut first: SecondaryMap<StorageId, Option<Motion>> = SecondaryMap::new();
         for next in sequence.moves() {
@@ -236,7 +238,7 @@ impl Lives<'_> {
     }
 }
 
-/// Lets an output take over the memory of an input that dies at the same node, where the operator
+/// Lets an output take over the memory of an input that dies at the same node, if the operator
 /// allows it.
 fn reuse_dying_inputs(graph: &Graph, profile: &Profile, runs: &[NodeId], liveness: &mut Liveness) {
     for (position, &node) in runs.iter().enumerate() {
@@ -257,14 +259,14 @@ fn reuse_dying_inputs(graph: &Graph, profile: &Profile, runs: &[NodeId], livenes
     }
 }
 
-/// The curve of a sequence at once, for planners that ask for many: what [`memory_curve`] says of
-/// [`liveness`], without a table of lives where nothing moves and no output may take over an input.
+/// The curve of a sequence directly, for planners that need many: the same as [`memory_curve`] of
+/// [`liveness`], without a table of lives if nothing moves and no output may take over an input.
 pub fn held(graph: &Graph, profile: &Profile, sequence: &Sequence) -> MemoryCurve {
     if profile.reuse.is_any() || sequence.has_moves() {
         return memory_curve(graph, profile, sequence, &liveness(graph, profile, sequence));
     }
     let runs = &sequence.runs()[..];
-    // For each storage the last access to its newest copy; nothing before its first run.
+    // For each storage the last access to its newest copy; `None` before its first run.
     let mut last: SecondaryMap<StorageId, Option<u32>> =
         SecondaryMap::with_capacity(graph.storages().len());
     let mut born = vec![Bytes::ZERO; runs.len() + 1];
@@ -322,7 +324,8 @@ pub fn memory_curve(
             (None, None) => now += bytes,
             (Some(position), None) => born[position as usize] += bytes,
         }
-        // What is taken over is not freed: its successor holds the same bytes on.
+        // An interval that is taken over is not freed: its successor goes on holding the same
+        // bytes.
         if !is_taken[id] {
             freed[interval.dies as usize] += bytes;
         }
@@ -350,7 +353,7 @@ fn curve(
             (peak, at) = (bytes, position);
         }
     }
-    // What was brought after the last run is there, too.
+    // What was prefetched after the last run counts, too.
     now += born[runs.len()];
     if now > peak {
         (peak, at) = (now, runs.len().saturating_sub(1));

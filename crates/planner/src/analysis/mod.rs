@@ -1,5 +1,5 @@
-//! What follows from a graph, a sequence and its costs: who is alive when, and where the
-//! bytes come from. Invariant: an analysis decides nothing; its result is a side table.
+//! What follows from a graph, a sequence and its costs: which storages are alive when, and where
+//! the bytes come from. Invariant: an analysis decides nothing; its result is a side table.
 
 mod access;
 mod crossing;

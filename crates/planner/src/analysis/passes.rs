@@ -2,16 +2,16 @@
 //! the graph says; only between the forward and the backward pass may a node be on another side
 //! than its phase.
 //!
-//! A capture marks nodes as backward that run in the middle of the forward pass: they prepare what
-//! the backward pass is to read, and hold or free activations long before any gradient is there. So
-//! the phase alone does not tell what is saved.
+//! A capture marks some nodes as backward that run in the middle of the forward pass: they prepare
+//! what the backward pass will read, and hold or free activations long before any gradient exists.
+//! So the phase alone does not tell what is saved.
 
 use cranelift_entity::SecondaryMap;
 
 use crate::graph::{Graph, Phase};
 use crate::id::NodeId;
 
-/// Writes parameters, buffers or state. Wherever it stands, it belongs to no pass.
+/// Whether a node writes parameters, buffers or state. Wherever it is, it belongs to no pass.
 pub fn is_update(graph: &Graph, node: NodeId) -> bool {
     let persistent = |&storage| {
         graph.producer(storage).is_some_and(|maker| graph.nodes()[maker].phase.is_persistent())
@@ -19,15 +19,15 @@ pub fn is_update(graph: &Graph, node: NodeId) -> bool {
     graph.mutated(node).iter().any(persistent)
 }
 
-/// Phases as the step runs, over `program`, the nodes that run: what stands before the turn and is
-/// marked as backward counts as forward. The turn is where the fewest nodes stand on the wrong
-/// side; of several such places, the first.
+/// Phases as the step runs, over `program`, the nodes that run: nodes before the turn that are
+/// marked as backward count as forward. The turn is where the fewest nodes are on the wrong side;
+/// of several such places, the first.
 pub fn passes(graph: &Graph, program: &[NodeId]) -> SecondaryMap<NodeId, Phase> {
     let mut phases = SecondaryMap::with_default(Phase::Forward);
     for (id, node) in graph.nodes() {
         phases[id] = node.phase;
     }
-    // Forward nodes behind the boundary and backward nodes before it, less what is the same for all
+    // Forward nodes after the boundary plus backward nodes before it, less what is the same for all
     // boundaries.
     let (mut wrong, mut fewest, mut turn) = (0i64, 0, 0);
     for (position, &id) in program.iter().enumerate() {

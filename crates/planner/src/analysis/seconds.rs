@@ -1,7 +1,7 @@
-//! How long a sequence takes with what it moves. Invariant: runs follow one another, each lane
-//! moves one thing after another from when it is offloaded or prefetched, and a run waits for what
-//! it reads, a release for what it releases and the end for the outputs; the step is one of a run
-//! that has settled.
+//! How long a sequence takes with its moves. Invariant: runs follow one another, each lane moves
+//! one storage after another, none before its offload or prefetch, and a run waits for what it
+//! reads, a release for what it releases and the end for the outputs; the step is one of a steady
+//! sequence of steps.
 
 use cranelift_entity::SecondaryMap;
 
@@ -13,8 +13,8 @@ use crate::machine::{Route, steady};
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
 
-/// Seconds of one step of a sequence; what it moves goes over the machine's fastest lanes, and
-/// takes no time where there are none.
+/// Seconds of one step of a sequence; its moves go over the machine's fastest lanes, and take no
+/// time if there are none.
 pub fn seconds(graph: &Graph, profile: &Profile, sequence: &Sequence) -> Seconds {
     let route = profile.hierarchy.main_route().filter(|_| sequence.has_moves());
     let Some(route) = route else { return profile.total(&sequence.runs()) };
@@ -58,7 +58,7 @@ fn over(route: Route, graph: &Graph, profile: &Profile, sequence: &Sequence) -> 
     Seconds(seconds)
 }
 
-/// The lane of a move: out, or back.
+/// The lane of a move: 0 is out, 1 is back.
 fn way(motion: Motion) -> usize {
     match motion {
         Motion::Offload | Motion::Release => 0,
@@ -71,7 +71,7 @@ fn way(motion: Motion) -> usize {
 struct Clock {
     now: f64,
     free: [f64; 2],
-    /// When what is under way out, or back, arrives.
+    /// Times at which transfers in flight out, or back, arrive.
     under_way: [SecondaryMap<StorageId, Option<f64>>; 2],
 }
 

@@ -1,9 +1,9 @@
-//! What a step does, in order. Invariant: what is done a second time stands in a sequence a second
+//! What a step does, in order. Invariant: what is done a second time is in a sequence a second
 //! time, and there is no other notion of recomputation; code that reads a sequence matches every
 //! kind of action, without a wildcard.
 //!
 //! A storage that is offloaded stays on the device until it is released; one that is released
-//! without having been offloaded is in the tier below at this very version already. What is kept
+//! without having been offloaded is already in the tier below at this very version. What is kept
 //! from step to step may be away when the sequence begins: then its first move is a prefetch.
 
 use crate::id::{NodeId, StorageId};
@@ -17,38 +17,38 @@ pub enum Action {
     Move(StorageId, Motion),
 }
 
-/// What happens to a storage that moves.
+/// What a move does to a storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Motion {
     /// Begins to copy it into the tier below; it stays on the device.
     Offload,
-    /// Waits until the tier below has it, and gives its memory on the device back.
+    /// Waits until the tier below has it, and frees its memory on the device.
     Release,
-    /// Takes memory on the device for it, and begins to bring it back; the next run that reads it
-    /// waits for it.
+    /// Allocates memory on the device for it, and begins to bring it back; the next run that reads
+    /// it waits for it.
     Prefetch,
 }
 
-/// A move by its place among the runs of a sequence.
+/// A move by its position among the runs of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
-    /// The position of the run before which it happens; the number of runs for what happens after
-    /// the last one.
+    /// The position of the run before which it happens; the number of runs for moves after the last
+    /// one.
     pub before: u32,
-    /// What moves.
+    /// The storage that moves.
     pub storage: StorageId,
-    /// What happens to it.
+    /// What the move does.
     pub motion: Motion,
 }
 
-/// Actions in the order in which they are done.
+/// Actions in the order in which they happen.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Sequence {
     actions: Vec<Action>,
 }
 
 impl Sequence {
-    /// These runs in this order, with `moves`, in rising order, between them.
+    /// These runs in this order, with `moves`, in increasing order, between them.
     pub fn with_moves(runs: &[NodeId], moves: &[Move]) -> Sequence {
         let mut actions = Vec::with_capacity(runs.len() + moves.len());
         let mut moves = moves.iter().peekable();
@@ -63,7 +63,7 @@ impl Sequence {
         Sequence { actions }
     }
 
-    /// All that it does.
+    /// All of its actions.
     pub fn actions(&self) -> &[Action] {
         &self.actions
     }
@@ -77,7 +77,7 @@ impl Sequence {
         self.actions.iter().filter_map(run).collect()
     }
 
-    /// What it moves, in order.
+    /// Its moves, in order.
     pub fn moves(&self) -> Vec<Move> {
         let (mut before, mut moves) = (0, Vec::new());
         for action in &self.actions {

@@ -1,10 +1,10 @@
-//! Where one step ends and the next begins. Invariant: the step is a cycle: what is kept lies at
-//! its end, at its last version, in the buffers in which its beginning found it, and what is in
+//! Where one step ends and the next begins. Invariant: the step is a cycle: at its end, what is
+//! kept lies at its last version in the buffers in which the beginning found it, and what is in
 //! flight at its end is in flight at its beginning.
 //!
-//! A transfer crosses the border where it is waited for before it is started. It is under way when
-//! the step begins, was started at the end of the step before, and is started again at the end of
-//! this one.
+//! A transfer crosses the border if it is waited for before it is started. It is in flight when the
+//! step begins, was started at the end of the step before, and is started again at the end of this
+//! one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,8 +17,8 @@ use crate::id::{BufferId, DEVICE, NodeId, StorageId};
 
 impl AbstractMachine<'_> {
     /// Before the first instruction every placeholder lies where the schedule says, and whatever
-    /// crosses the border is under way. The batch lies in one buffer of the device; what is kept,
-    /// in one or several of any tier.
+    /// crosses the border is in flight. The batch lies in one buffer of the device; what is kept
+    /// lies in one or several buffers of any tier.
     pub fn begin(&mut self) -> Result<(), Violation> {
         let graph = self.graph;
         let mut given: SecondaryMap<NodeId, Vec<BufferId>> = SecondaryMap::new();
@@ -42,8 +42,8 @@ impl AbstractMachine<'_> {
                 self.allocate(buffer, Content::Holds(storage, 0), name)?;
             }
         }
-        // What is under way then lies, at the end of every step, where that one found it; only what
-        // is kept does.
+        // The source of what is in flight then lies, at the end of every step, where that step
+        // found it; only kept storages do.
         let kept: BTreeSet<BufferId> = self
             .schedule
             .placeholders
@@ -62,7 +62,7 @@ impl AbstractMachine<'_> {
         Ok(())
     }
 
-    /// Nothing is missing, nothing is left over, and nothing is under way but what crosses the
+    /// Nothing is missing, nothing is left over, and nothing is in flight except what crosses the
     /// border.
     pub fn finish(&self) -> Result<(), Violation> {
         let graph = self.graph;
@@ -78,7 +78,7 @@ impl AbstractMachine<'_> {
             let producer = graph.producer(storage);
             producer.map_or("?", |node| &graph.nodes()[node].name).to_string()
         };
-        // What the next step finds, where it finds it.
+        // What the next step expects, by buffer.
         let mut expected: BTreeMap<BufferId, Content> = BTreeMap::new();
         for &(node, buffer) in &self.schedule.placeholders {
             for &storage in graph.fresh(node).iter().filter(|&&storage| graph.is_kept(storage)) {
@@ -95,7 +95,7 @@ impl AbstractMachine<'_> {
             let under_way = under_way.ok_or(Violation::ArrivesTooSoon { transfer })?;
             expected.insert(under_way.movement.target(), Content::Arriving(transfer));
         }
-        // Beside it, each output once on the device.
+        // In addition, each output once on the device.
         let on_device = |buffer: BufferId| self.schedule.buffers[buffer].tier == DEVICE;
         let held: BTreeSet<(StorageId, u32)> = self
             .schedule

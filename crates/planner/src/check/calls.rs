@@ -1,5 +1,5 @@
-//! One call. Invariant: it reads every input at its version, and writes each output where nothing
-//! is lost by it.
+//! One call. Invariant: it reads every input at its version, and no output overwrites anything that
+//! is still needed.
 
 use crate::check::state::{AbstractMachine, Content};
 use crate::check::violation::Violation;
@@ -8,7 +8,7 @@ use crate::schedule::Call;
 use crate::units::Bytes;
 
 impl AbstractMachine<'_> {
-    /// Executes a call; the bytes held on the device meanwhile.
+    /// Executes a call; returns the bytes held on the device during it.
     pub fn call(&mut self, call: &Call, again: bool) -> Result<Bytes, Violation> {
         let (graph, index, node) = (self.graph, self.index, call.node);
         let name = &graph.nodes()[node].name;
@@ -108,10 +108,10 @@ impl AbstractMachine<'_> {
             } else if self.content[buffer] == next && written.contains(&buffer)
                 || self.aliases_input(call, value.storage, buffer)
             {
-                // Another value of a storage that this call makes, or a view of an input beside a
-                // fresh output.
+                // Another value of a storage that this call makes, or a view of an input returned
+                // along with a fresh output.
             } else if graph.reads(call.node).contains(&value.storage) {
-                // Only a part of the storage would be written there, and all of it would count as
+                // Only a part of the storage would be written there, but all of it would count as
                 // being there.
                 return Err(Violation::ViewElsewhere { index, node: node.name.clone() });
             } else if self.may_overwrite(call, output, buffer) && !written.contains(&buffer) {
@@ -125,7 +125,7 @@ impl AbstractMachine<'_> {
         Ok(())
     }
 
-    /// The buffer is that of an input which lies in the storage.
+    /// The buffer is that of an input in the storage.
     fn aliases_input(&self, call: &Call, storage: StorageId, buffer: BufferId) -> bool {
         let mut inputs = self.graph.nodes()[call.node].inputs.iter().zip(&call.inputs);
         inputs

@@ -10,7 +10,7 @@ use crate::schedule::{Movement, Transfer};
 use crate::units::Bytes;
 
 impl<'a> AbstractMachine<'a> {
-    /// Begins a transfer; the bytes held on the device from here on.
+    /// Begins a transfer; returns the bytes held on the device from here on.
     pub fn start(&mut self, transfer: &'a Transfer) -> Result<Bytes, Violation> {
         if !self.started.insert(transfer.id) || self.in_flight.contains_key(&transfer.id) {
             return Err(Violation::StartedBefore { index: self.index, transfer: transfer.id });
@@ -61,7 +61,7 @@ impl<'a> AbstractMachine<'a> {
         Ok(())
     }
 
-    /// Ends a transfer; the bytes held on the device.
+    /// Ends a transfer; returns the bytes held on the device.
     pub fn wait(&mut self, id: TransferId) -> Result<Bytes, Violation> {
         let Some(transfer) = self.in_flight.remove(&id) else {
             return Err(Violation::WaitsForNothing { index: self.index, transfer: id });

@@ -1,8 +1,9 @@
-//! Whether the times of a timeline are possible. Invariant: no lane moves two things at once, none
-//! begins before its start or moves faster than its link, and no call that comes after a wait
-//! begins before what was waited for has arrived.
+//! Whether the times of a timeline are possible. Invariant: no lane moves two things at once, no
+//! transfer begins before its start or moves faster than its link, and no call that comes after a
+//! wait begins before what was waited for has arrived.
 //!
-//! The timeline is held to the schedule by sums of its own, so that neither has to be believed.
+//! The timeline is checked against the schedule by separate sums, so that neither has to be
+//! trusted.
 
 use cranelift_entity::SecondaryMap;
 
@@ -13,7 +14,7 @@ use crate::schedule::{Instruction, Movement, Schedule};
 use crate::timeline::{Timeline, TransferInTime};
 use crate::units::Seconds;
 
-/// What rounding may amount to, as a share of the step.
+/// Most that rounding may amount to, as a fraction of the step.
 const ROUNDING: f64 = 1e-9;
 
 /// Refuses a timeline that the schedule cannot have on the profile's machine.
@@ -23,7 +24,7 @@ const ROUNDING: f64 = 1e-9;
 pub fn lanes(profile: &Profile, schedule: &Schedule, timeline: &Timeline) -> Result<(), Violation> {
     let mut times: SecondaryMap<TransferId, Option<TransferInTime>> = SecondaryMap::new();
     let mut last: SecondaryMap<LaneId, Option<TransferInTime>> = SecondaryMap::new();
-    // What crosses the border is still under way when the next step begins.
+    // What crosses the border is still in flight when the next step begins.
     let step = timeline.seconds.0;
     let is_before = |time: f64, other: f64| other - time > ROUNDING * step.max(other);
     for crossing in schedule.crossing() {

@@ -2,15 +2,15 @@
 //! lowering or with layout; it knows the graph, the instructions, and what a call costs.
 //!
 //! The state maps each buffer to what lies in it: nothing, scratch, one storage at one version, or
-//! what a transfer is bringing. An instruction is legal where every operand's buffer holds the
-//! storage and the version that the graph says the operand has, where what it allocates does not
-//! overlap anything held, where nothing in flight is touched, and where the bytes held stay within
-//! the budget and the capacities. At the end every node must have run, outputs must be on the
-//! device, and what is kept must lie at its last version where the step found it, since the next
-//! step begins there (`check/border.rs`).
+//! what a transfer is bringing. An instruction is legal if every operand's buffer holds the storage
+//! and the version that the graph says the operand has, if what it allocates does not overlap
+//! anything held, if nothing in flight is touched, and if the bytes held stay within the budget and
+//! the capacities. At the end every node must have run, outputs must be on the device, and what is
+//! kept must lie at its last version where the step found it, since the next step begins there
+//! (`check/border.rs`).
 //!
-//! Whether a schedule is legal is decided here; when its instructions run is for
-//! [`timeline`](crate::timeline) to say.
+//! Whether a schedule is legal is decided here; [`timeline`](crate::timeline) determines when its
+//! instructions run.
 
 mod border;
 mod calls;
@@ -31,8 +31,8 @@ use crate::schedule::{Instruction, Movement, Schedule};
 use crate::timeline::{HeldBytes, Timeline, timeline};
 use crate::units::Bytes;
 
-/// A schedule that passed the checker, and what it does. Only the checker makes one, so who is
-/// given one need not check again.
+/// A schedule that passed the checker, and what it does. Only the checker makes one, so it need not
+/// be checked again.
 #[derive(Clone, Debug)]
 pub struct Checked {
     schedule: Schedule,
@@ -40,15 +40,15 @@ pub struct Checked {
     conditions: Conditions,
 }
 
-/// The runtime that a check assumed. Under another one calls may need larger workspaces, or read
+/// The runtime that a check assumed. Under another one, calls may need larger workspaces, or read
 /// what they have overwritten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conditions {
-    /// Whose kernels run.
+    /// The runtime whose kernels run.
     pub runtime: Runtime,
     /// Which dying inputs a call's first output may take over.
     pub reuse: Reuse,
-    /// How many threads the kernels run on.
+    /// The number of threads that the kernels run on.
     pub threads: u32,
 }
 
@@ -76,12 +76,12 @@ impl Checked {
         &self.timeline
     }
 
-    /// Under which conditions it passed.
+    /// The conditions under which it passed.
     pub fn conditions(&self) -> Conditions {
         self.conditions
     }
 
-    /// The same schedule under another budget, where its slab fits into that.
+    /// The same schedule under another budget, if its slab fits into that.
     pub fn within(&self, budget: Bytes) -> Option<Checked> {
         let fits = self.schedule.slab <= budget && self.timeline.peak <= budget;
         fits.then(|| Checked {
@@ -92,7 +92,7 @@ impl Checked {
     }
 }
 
-/// Executes `schedule` abstractly under `budget`, and says what it does or why it must not run.
+/// Executes `schedule` abstractly under `budget`, and returns what it does or why it must not run.
 /// [`Checked::new`] keeps both together.
 pub fn check(
     graph: &Graph,
@@ -101,8 +101,8 @@ pub fn check(
     budget: Bytes,
 ) -> Result<Timeline, Violation> {
     let timeline = held(graph, profile, schedule, budget)?;
-    // Last, so that an instruction is named where bytes are the reason, and the slab only where
-    // addresses are.
+    // Last, so that an instruction is named if bytes are the reason, and the slab only if addresses
+    // are.
     if schedule.slab > budget {
         return Err(Violation::SlabOverBudget { slab: schedule.slab.0, budget: budget.0 });
     }
@@ -110,7 +110,7 @@ pub fn check(
 }
 
 /// The same for runtimes that place tensors themselves: the bytes held stay within the budget, and
-/// how large the slab is does not matter.
+/// the size of the slab does not matter.
 pub fn held(
     graph: &Graph,
     profile: &Profile,

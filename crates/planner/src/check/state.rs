@@ -1,5 +1,5 @@
-//! What lies where. Invariant: bytes held in a tier are those of its buffers that are not free, and
-//! no two of them overlap.
+//! The contents of buffers. Invariant: bytes held in a tier are those of its buffers that are not
+//! free, and no two of them overlap.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,7 +22,7 @@ pub enum Content {
     Scratch,
     /// A storage at a version.
     Holds(StorageId, u32),
-    /// What a transfer brings, and nobody may touch before it was waited for.
+    /// Arriving with a transfer; may not be touched before that was waited for.
     Arriving(TransferId),
 }
 
@@ -34,7 +34,7 @@ pub struct AbstractMachine<'a> {
     pub content: SecondaryMap<BufferId, Content>,
     /// The newest version of each storage.
     pub newest: SecondaryMap<StorageId, u32>,
-    /// How many buffers hold each storage at its newest version, in whatever tier.
+    /// The number of buffers that hold each storage at its newest version, in any tier.
     pub copies: SecondaryMap<StorageId, u32>,
     /// Held buffers by tier and address, for the overlap test.
     by_address: BTreeSet<(TierId, u64, BufferId)>,
@@ -42,16 +42,16 @@ pub struct AbstractMachine<'a> {
     pub ran: SecondaryMap<NodeId, bool>,
     /// The last of them that drew from the running generator.
     pub drew: Option<NodeId>,
-    /// Transfers under way.
+    /// Transfers in flight.
     pub in_flight: BTreeMap<TransferId, &'a Transfer>,
-    /// Transfers that were started in this step.
+    /// Transfers started in this step.
     pub started: BTreeSet<TransferId>,
-    /// Transfers that are waited for before they are started: under way when the step begins, and
+    /// Transfers that are waited for before they are started: in flight when the step begins, and
     /// again when it is over.
     pub crossing: BTreeSet<TransferId>,
     /// Bytes held in each tier.
     pub held: SecondaryMap<TierId, Bytes>,
-    /// The instruction that is executed.
+    /// The position of the current instruction.
     pub index: usize,
 }
 
@@ -156,7 +156,7 @@ impl<'a> AbstractMachine<'a> {
         Ok(())
     }
 
-    /// Gives a buffer back, whatever lies in it.
+    /// Releases a buffer, whatever lies in it.
     pub fn release(&mut self, buffer: BufferId) {
         let place = self.schedule.buffers[buffer];
         self.by_address.remove(&(place.tier, place.address, buffer));
@@ -182,7 +182,7 @@ impl<'a> AbstractMachine<'a> {
         }
     }
 
-    /// Gives a buffer back whose content is not needed any more.
+    /// Releases a buffer whose content is no longer needed.
     pub fn free(&mut self, buffer: BufferId) -> Result<Bytes, Violation> {
         self.stays("free", buffer)?;
         match self.content[buffer] {

@@ -191,7 +191,7 @@ pub enum Violation {
     OutsideSlab {
         /// The buffer.
         buffer: BufferId,
-        /// The address behind its last byte.
+        /// The address one past its last byte.
         end: u64,
         /// The bytes of the slab, or of the arena in another tier.
         slab: u64,
@@ -254,21 +254,21 @@ pub enum Violation {
         /// The value, by the node that produced its storage.
         value: String,
     },
-    /// What is kept is not, at its last version, where the step found it; so the next step would
+    /// A kept storage is not, at its last version, where the step found it, so the next step would
     /// not find it there.
     #[error(
         "when the step is over, {buffer} holds {found}; the next step looks for the last version \
          of `{value}` there"
     )]
     NotWhereItBegan {
-        /// What is kept, by its placeholder.
+        /// The kept storage, by its placeholder.
         value: String,
         /// The buffer.
         buffer: BufferId,
         /// What the buffer holds, in words.
         found: String,
     },
-    /// What is under way when a step begins does not come from where something is kept.
+    /// The source of a transfer in flight when a step begins is not the place of anything kept.
     #[error(
         "{transfer} is under way when a step begins, and moves {buffer}, in which nothing is kept \
          from step to step"
@@ -276,10 +276,10 @@ pub enum Violation {
     CrossesUnkept {
         /// The transfer.
         transfer: TransferId,
-        /// Where it is read.
+        /// The source buffer.
         buffer: BufferId,
     },
-    /// What is under way when a step begins has arrived when it is over, so it is not under way
+    /// A transfer in flight when a step begins has arrived when it is over, so it is not in flight
     /// when the next one begins.
     #[error("{transfer} is under way when a step begins, but has arrived when the step is over")]
     ArrivesTooSoon {
@@ -326,7 +326,7 @@ pub enum Violation {
         /// The number of lanes of the machine.
         count: usize,
     },
-    /// A call computes another part of the batch than its node.
+    /// A call computes another part of the batch than its node does.
     #[error("a call of `{node}` is of {micro_batch}, but the node belongs to {expected}")]
     OtherMicroBatch {
         /// The name of the node that is called.
@@ -370,7 +370,7 @@ pub enum Violation {
         /// What the buffer holds, in words.
         found: String,
     },
-    /// A transfer moves what a newer version has made useless.
+    /// A transfer moves a version that a newer one has made useless.
     #[error(
         "instruction {index}: {transfer} moves {buffer}, which holds {found}, but version \
          {newest} is the newest"
@@ -384,10 +384,10 @@ pub enum Violation {
         buffer: BufferId,
         /// What the buffer holds, in words.
         found: String,
-        /// The newest version of that.
+        /// The newest version of that storage.
         newest: u32,
     },
-    /// A transfer moves parts of the blocks that a tier has.
+    /// A transfer moves parts of a tier's blocks.
     #[error(
         "instruction {index}: {transfer} moves {buffer}, whose address and size must be multiples \
          of {} bytes, the block of the tier", .block.0
@@ -402,7 +402,7 @@ pub enum Violation {
         /// The bytes of a block.
         block: Bytes,
     },
-    /// A buffer of a transfer does not lie at the end of the lane where it must lie.
+    /// A buffer of a transfer is not in the tier at that end of the lane.
     #[error("instruction {index}: {transfer} occupies {lane}, but {buffer} lies in {tier}")]
     WrongTier {
         /// The position of the instruction in the schedule.
@@ -447,7 +447,7 @@ pub enum Violation {
         lane: LaneId,
         /// The transfer that is under way.
         first: TransferId,
-        /// The one that begins meanwhile.
+        /// The one that begins during it.
         second: TransferId,
     },
     /// A transfer begins before it was started, or arrives sooner than its lane allows.
@@ -466,7 +466,7 @@ pub enum Violation {
     },
 }
 
-/// So many memories, in words.
+/// A number of memories, in words.
 fn memories(count: usize) -> String {
     match count {
         1 => "one tier".to_string(),

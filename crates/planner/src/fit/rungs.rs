@@ -17,11 +17,18 @@ use crate::units::Bytes;
 
 /// Of the work of a rung, that of the next.
 const GROWTH: u64 = 3;
+/// A slab that exceeds a budget by less than one part in this many gets twice the time.
+const NEAR: u64 = 50;
 
 impl Slab<'_> {
     /// The smallest slab that is found, or the first one that is small enough.
     pub fn lowest(&self, search: &mut Search<'_>, enough: Bytes, meter: &Meter<'_>) -> Laid {
         let meter = meter.uncounted();
+        // A budget that is missed by this little may be a slab that was found when the machine was
+        // less busy.
+        let longer = meter.with_twice_the_time();
+        let is_near = |(schedule, _): &Laid| schedule.slab.0 - schedule.slab.0 / NEAR <= enough.0;
+        let meter_at = |best: &Laid| if is_near(best) { &longer } else { &meter };
         let mut anew = search.anew();
         let mut peers = None;
         let mut work = FIRST_ROUND * self.instance.order.len().max(1) as u64;
@@ -33,16 +40,16 @@ impl Slab<'_> {
             let is_proven = |search: &Search<'_>, (schedule, _): &Laid| {
                 schedule.slab <= enough.max(search.least_budget())
             };
-            let effort = meter.round(work.min(all), 1.0);
+            let effort = best.as_ref().map_or(&meter, meter_at).round(work.min(all), 1.0);
             let meter_of_smallest = &Meter::new(&effort).until(LOWEST);
             let slab = SmallestSlab { slab: *self, enough, meter: meter_of_smallest };
             let smallest = slab.search(&mut anew, best.as_ref(), &mut peers);
-            if is_proven(&anew, &smallest) || is_cut || !is_first && meter.is_over() {
+            if is_proven(&anew, &smallest) || is_cut || !is_first && meter_at(&smallest).is_over() {
                 break smallest;
             }
-            let effort = meter.round(work, 1.0);
+            let effort = meter_at(&smallest).round(work, 1.0);
             let faster = self.faster(&mut anew, smallest, &effort, is_first);
-            if is_proven(&anew, &faster) || meter.is_over() || work == all {
+            if is_proven(&anew, &faster) || meter_at(&faster).is_over() || work == all {
                 break faster;
             }
             work = work.saturating_mul(GROWTH);

@@ -1,6 +1,6 @@
-//! A graph in the making, from the nodes of a file in their order. Invariant: an id of the file is
-//! known from the node on that makes it; whatever does not name a part of the graph so far is
-//! refused with the name of the node that says it.
+//! A graph under construction, from the nodes of a file in their order. Invariant: an id of the
+//! file is known from the node that makes it on; anything that names a part that the graph does not
+//! have so far is refused with the name of the node that does so.
 
 use std::collections::HashMap;
 
@@ -20,9 +20,9 @@ use crate::units::{Bytes, Flops, Seconds};
 /// The parts of a file so far.
 pub(super) struct Assembly {
     pub builder: GraphBuilder,
-    /// The file has said that it is of the format that is read.
+    /// The file has said that it is of the supported format.
     pub is_named: bool,
-    /// What is wrong with the graph, where something is.
+    /// The first error in the graph, if any.
     pub refusal: Option<ReadError>,
     /// Values that outlive the step, by the file's ids.
     pub outputs: Vec<u64>,
@@ -56,7 +56,7 @@ impl Assembly {
         Ok(())
     }
 
-    /// Adds a node that comes after all that it reads.
+    /// Adds a node that comes after all of its inputs.
     pub fn node(&mut self, raw: RawNode) -> Result<(), ReadError> {
         let made = raw.outputs.0.iter().flatten();
         let own = |value| made.clone().any(|output| output.id == value);
@@ -108,7 +108,7 @@ impl Assembly {
             overwrites,
             name: name.clone(),
         };
-        // The verifier would say so, but only when all of them are in memory.
+        // The verifier would find this too, but only once all of them are in memory.
         if self.nodes.insert(name.clone(), self.builder.next_node()).is_some() {
             return Err(GraphError::DuplicateName { name: raw.name.0 }.into());
         }
@@ -133,7 +133,7 @@ impl Assembly {
         Ok(self.builder.build()?)
     }
 
-    /// What the node takes is within what all nodes together may.
+    /// Counts the node's operands against the limit for all nodes together.
     fn count(&mut self, raw: &RawNode) -> Result<(), ReadError> {
         fn parts(argument: &RawArgument) -> usize {
             match argument {
@@ -231,7 +231,7 @@ fn size(number: Option<&Number>, node: &str, field: &'static str) -> Result<u64,
     })
 }
 
-/// A number that becomes an id; whether there is such a part is for the verifier to say.
+/// Converts a number to an id; the verifier decides whether there is such a part.
 fn id(number: Option<&Number>, node: &str, field: &'static str) -> Result<u32, ReadError> {
     const MOST: u32 = u32::MAX - 1;
     match bounded(number, MOST.into()) {
@@ -242,7 +242,7 @@ fn id(number: Option<&Number>, node: &str, field: &'static str) -> Result<u32, R
     }
 }
 
-/// Zero where it is absent; the number itself where it is no whole number up to `most`.
+/// Zero if it is absent; an error with the number itself if it is not a whole number up to `most`.
 fn bounded(number: Option<&Number>, most: u64) -> Result<u64, String> {
     let Some(number) = number else { return Ok(0) };
     number.as_u64().filter(|&x| x <= most).ok_or_else(|| number.to_string())

@@ -1,8 +1,8 @@
 //! Building a graph part by part. Invariant: the only way out is [`GraphBuilder::build`], which
 //! verifies every rule.
 //!
-//! The file reader and the tests' generators use it alike, so a graph made in memory obeys what a
-//! file obeys.
+//! The file reader and the tests' generators both use it, so a graph made in memory obeys the same
+//! rules as one from a file.
 
 use cranelift_entity::{EntityRef, PrimaryMap};
 
@@ -52,8 +52,8 @@ pub struct NodeSpec {
     pub random: bool,
     /// The seed that the call draws with.
     pub seed_slot: Option<u32>,
-    /// Whether the call draws from the device's running generator, or takes part in what ranks do
-    /// together.
+    /// Whether the call draws from the device's running generator, or takes part in communication
+    /// between ranks.
     pub stream: bool,
     /// Whether the call writes into storages of its inputs.
     pub mutates: bool,
@@ -61,7 +61,7 @@ pub struct NodeSpec {
     pub differentiates: Option<NodeId>,
     /// The node that the call computes a second time.
     pub recomputes: Option<NodeId>,
-    /// Inputs whose memory the first output may take over where they die with the call.
+    /// Inputs whose memory the first output may take over if they die with the call.
     pub overwrites: Vec<ValueId>,
 }
 
@@ -220,7 +220,7 @@ impl GraphBuilder {
         self
     }
 
-    /// Calls the graph so.
+    /// Names the graph.
     pub(super) fn name(&mut self, name: String) {
         self.0.name = name;
     }
@@ -240,7 +240,7 @@ impl GraphBuilder {
         self.0.uncalled = Some(modules);
     }
 
-    /// Adds a storage of so many bytes.
+    /// Adds a storage of this many bytes.
     pub fn storage(&mut self, bytes: Bytes) -> StorageId {
         self.0.storages.push(bytes)
     }
@@ -252,7 +252,7 @@ impl GraphBuilder {
 
     /// Adds a node with its outputs (`None` = unused) and returns the ids of those that exist.
     pub fn node(&mut self, mut spec: NodeSpec, outputs: &[Option<ValueSpec>]) -> Vec<ValueId> {
-        // A file does not order them, and a graph must equal what is read back.
+        // A file does not order them, and a graph must equal the one that is read back.
         spec.kwargs.sort_by(|(a, _), (b, _)| a.cmp(b));
         let producer = self.next_node();
         let outputs: Vec<Option<ValueId>> = outputs
@@ -303,7 +303,7 @@ impl GraphBuilder {
         produced
     }
 
-    /// Declares a value that outlives the step. Where the outputs have names, its own is empty.
+    /// Declares a value that outlives the step. If the outputs have names, its own is empty.
     pub fn output(&mut self, value: ValueId) {
         self.0.outputs.push(value);
         if let Some(names) = &mut self.0.output_names {

@@ -1,6 +1,6 @@
 //! The text of a graph, taken apart. Invariant: what is read goes into the graph at once, a node at
-//! a time, and what no field asks for is passed over unread; the first thing that is wrong with the
-//! graph is what is said of it, unless the file turns out to be of another format.
+//! a time, and fields that are not needed are skipped unread; the first error in the graph is the
+//! one reported, unless the file turns out to be of another format.
 
 use std::fmt;
 
@@ -32,7 +32,7 @@ enum Field {
     Other,
 }
 
-/// The names of the fields, in their order; no file need have the last.
+/// The names of the fields, in their order; a file need not have the last.
 const FIELDS: [&str; Field::Other as usize] = [
     "format",
     "name",
@@ -198,7 +198,7 @@ impl<'de> Visitor<'de> for Nodes<'_> {
                     }
                     None => false,
                 },
-                // Whether a later node makes the value decides what is wrong.
+                // Whether a later node makes the value decides which error this is.
                 Some(ReadError::DanglingInput { value, .. }) => {
                     let value = *value;
                     match list.next_element::<RawOutputs>()? {

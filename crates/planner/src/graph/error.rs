@@ -171,7 +171,7 @@ pub enum GraphError {
         /// The extents of the tensor.
         shape: Vec<u64>,
     },
-    /// Two nodes bring the same storage into being.
+    /// Two nodes create the same storage.
     #[error(
         "node `{node}`, output {output}: storage {storage} was already produced by `{producer}`, \
          of which this node reads nothing"
@@ -225,7 +225,7 @@ pub enum GraphError {
         /// The name of the node that has overwritten it.
         writer: String,
     },
-    /// A measured run time is no duration.
+    /// A measured run time is not a duration.
     #[error("node `{node}`: run time {seconds} is not a finite, non-negative number of seconds")]
     Seconds {
         /// The name of the node.
@@ -255,7 +255,7 @@ pub enum GraphError {
         /// The name of the node.
         node: String,
     },
-    /// A node may overwrite what it does not read, or names that twice.
+    /// A node may overwrite a value that it does not read, or names one twice.
     #[error(
         "node `{node}` may overwrite {value}; such values are inputs of the node, each named once"
     )]
@@ -273,7 +273,7 @@ pub enum GraphError {
         /// The seed slot.
         slot: u32,
     },
-    /// A node says that it differentiates what no backward node can.
+    /// A node claims to differentiate something that no backward node can.
     #[error(
         "node `{node}` says that it differentiates `{target}`: only a backward node does, and what \
          it names is a forward or loss node before it"
@@ -281,10 +281,10 @@ pub enum GraphError {
     Differentiates {
         /// The name of the node.
         node: String,
-        /// The name of what it is to differentiate.
+        /// The name of the node that it claims to differentiate.
         target: String,
     },
-    /// A node says that it recomputes what it does not.
+    /// A node claims to recompute something that it does not.
     #[error(
         "node `{node}` says that it recomputes `{target}`: that is a node before it of the same \
          operator and seed slot, no recomputation itself, and neither of them mutates"
@@ -292,7 +292,7 @@ pub enum GraphError {
     Recomputes {
         /// The name of the node.
         node: String,
-        /// The name of what it is to recompute.
+        /// The name of the node that it claims to recompute.
         target: String,
     },
     /// A node of the forward or the backward pass belongs to a module that is never called.
@@ -316,9 +316,9 @@ pub enum GraphError {
     /// There are more or fewer names of outputs than outputs.
     #[error("the graph names {names} outputs, but has {outputs}")]
     OutputNames {
-        /// How many outputs are named.
+        /// The number of names.
         names: usize,
-        /// How many there are.
+        /// The number of outputs.
         outputs: usize,
     },
     /// A value is declared to outlive the step, but no node produces it.
@@ -353,10 +353,10 @@ pub enum ReadError {
     /// The file cannot be read.
     #[error("{0}")]
     Io(std::io::Error),
-    /// The text, unpacked where it is packed, is longer than any that is read, or a name in it is.
+    /// The text, unpacked if it is packed, is longer than the limit, or a name in it is.
     #[error(transparent)]
     Excess(#[from] Excess),
-    /// The nodes of the file take more operands than any graph that is read.
+    /// The nodes of the file have more operands than the limit.
     #[error(
         "with node `{node}` the graph has more than {MOST_OPERANDS} inputs, outputs, extents and \
          arguments; no real one has so many"
@@ -365,7 +365,7 @@ pub enum ReadError {
         /// The name of the node.
         node: String,
     },
-    /// The text is no JSON, or does not have the structure of the format.
+    /// The text is not JSON, or does not have the structure of the format.
     #[error("not a {FORMAT} file: {0}")]
     Json(#[from] serde_json::Error),
     /// The file is of another format, or of another version of it.
@@ -374,7 +374,7 @@ pub enum ReadError {
         /// The format that the file names, as JSON.
         found: String,
     },
-    /// A node names another, but no node before it is called so.
+    /// A node names another, but no node before it has that name.
     #[error("node `{node}`: {field} names `{found}`, but no node before it is called so")]
     UnknownLink {
         /// The name of the node.
@@ -473,13 +473,13 @@ pub enum ReadError {
 }
 
 impl ReadError {
-    /// The refusal of a format that is not read.
+    /// The refusal of an unsupported format.
     pub(super) fn version(found: &serde_json::Value) -> ReadError {
         let found = if found.is_null() { "missing".to_string() } else { found.to_string() };
         ReadError::Version { found }
     }
 
-    /// A value that is read and not known is one that comes later.
+    /// An unknown value that is read is one that comes later.
     pub(super) fn too_early(self) -> ReadError {
         match self {
             ReadError::DanglingInput { node, value } => {

@@ -1,4 +1,4 @@
-//! tightfit-graph/1, written: JSON, plain or gzip. Invariant: the same graph gives the same bytes,
+//! Writes tightfit-graph/1: JSON, plain or gzip. Invariant: the same graph gives the same bytes,
 //! and reading them gives the same graph.
 
 use std::io::{self, BufWriter, Write};
@@ -19,9 +19,9 @@ pub fn write(graph: &Graph) -> Json {
     serde_json::to_value(File(graph)).expect("a graph has no keys but text")
 }
 
-/// The text of [`write()`], which as one value would take many times the bytes of its file.
+/// The text of [`write()`], which as a single value would take many times the bytes of its file.
 pub(super) fn write_text(graph: &Graph, out: impl Write) -> io::Result<()> {
-    // What is serialized comes in pieces of a few bytes.
+    // Serialization writes pieces of a few bytes.
     let mut out = BufWriter::with_capacity(1 << 16, out);
     serde_json::to_writer(&mut out, &File(graph))?;
     out.flush()
@@ -42,7 +42,7 @@ pub fn write_file(graph: &Graph, packed: bool) -> Vec<u8> {
     packer.finish().expect(written)
 }
 
-/// A graph as its file has it. Here and in all that follows, keys are in alphabetical order.
+/// A graph in the form of its file. Here and in all that follows, keys are in alphabetical order.
 struct File<'a>(&'a Graph);
 
 impl Serialize for File<'_> {
@@ -120,7 +120,7 @@ impl Serialize for Value<'_> {
     }
 }
 
-/// An argument of a call.
+/// An argument of a call, for serialization.
 struct Given<'a>(&'a Argument);
 
 impl Serialize for Given<'_> {
@@ -151,7 +151,7 @@ impl Serialize for Named<'_> {
     }
 }
 
-/// What an iterator goes through.
+/// The items of an iterator.
 struct Many<F>(F);
 
 impl<I: Iterator<Item: Serialize>, F: Fn() -> I> Serialize for Many<F> {
@@ -170,17 +170,17 @@ impl<M: SerializeMap> Entries<'_, M> {
     }
 }
 
-/// What is not empty.
+/// The list, unless it is empty.
 fn given<T>(list: &[T]) -> Option<&[T]> {
     (!list.is_empty()).then_some(list)
 }
 
-/// What is not zero.
+/// The number, unless it is zero.
 fn positive(number: u64) -> Option<u64> {
     (number != 0).then_some(number)
 }
 
-/// Numbers of values.
+/// The numbers of values.
 fn ids(values: &[ValueId]) -> Vec<u32> {
     values.iter().map(|value| value.as_u32()).collect()
 }

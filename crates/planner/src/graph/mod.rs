@@ -66,7 +66,7 @@ impl Graph {
         &self.name
     }
 
-    /// Where the graph came from: free-form, never interpreted.
+    /// Where the graph came from: free form, never interpreted.
     pub fn source(&self) -> &serde_json::Value {
         &self.source
     }
@@ -77,7 +77,7 @@ impl Graph {
     }
 
     /// Fully qualified names of modules that are never called: they hold others, as a list of
-    /// layers does, or only their parameters are read. `None` where the graph does not say.
+    /// layers does, or only their parameters are read. `None` if the graph does not say.
     pub fn uncalled(&self) -> Option<&[String]> {
         self.uncalled.as_deref()
     }
@@ -102,8 +102,8 @@ impl Graph {
         &self.outputs
     }
 
-    /// What each of the outputs is, where the graph says so: the loss, the prediction, the gradient
-    /// of the parameter of that name.
+    /// What each of the outputs is, if the graph says so: the loss, the prediction, the gradient of
+    /// the parameter of that name.
     pub fn output_names(&self) -> Option<&[String]> {
         self.output_names.as_deref()
     }
@@ -113,7 +113,7 @@ impl Graph {
         &self.accesses[node].reads
     }
 
-    /// Storages that a node brings into being: those of its outputs that are not its inputs'.
+    /// Storages that a node creates: those of its outputs that are not its inputs'.
     pub fn fresh(&self, node: NodeId) -> &[StorageId] {
         &self.accesses[node].fresh
     }
@@ -123,13 +123,13 @@ impl Graph {
         &self.accesses[node].mutated
     }
 
-    /// Costs nothing and only extends the life of storages: it does not mutate, and its outputs lie
-    /// in its inputs.
+    /// Whether a node costs nothing and only extends the life of storages: it does not mutate, and
+    /// its outputs lie in its inputs.
     pub fn is_view(&self, node: NodeId) -> bool {
         self.accesses[node].is_view
     }
 
-    /// Takes part in a schedule: neither a placeholder nor a view.
+    /// Whether a node takes part in a schedule: neither a placeholder nor a view.
     pub fn runs(&self, node: NodeId) -> bool {
         !self.nodes[node].phase.is_placeholder() && !self.accesses[node].is_view
     }
@@ -139,23 +139,23 @@ impl Graph {
         self.nodes.keys().filter(|&node| self.runs(node)).collect()
     }
 
-    /// The node that brings a storage into being.
+    /// The node that creates a storage.
     pub fn producer(&self, storage: StorageId) -> Option<NodeId> {
         self.producer[storage]
     }
 
-    /// Stays to the end of the step: a value of it is an output, or it belongs to a persistent
-    /// placeholder.
+    /// Whether a storage stays to the end of the step: a value in it is an output, or it belongs to
+    /// a persistent placeholder.
     pub fn is_kept(&self, storage: StorageId) -> bool {
         self.kept[storage]
     }
 
-    /// Stays from step to step: it belongs to a persistent placeholder.
+    /// Whether a storage stays from step to step: it belongs to a persistent placeholder.
     pub fn is_persistent(&self, storage: StorageId) -> bool {
         self.producer[storage].is_some_and(|node| self.nodes[node].phase.is_persistent())
     }
 
-    /// Storages that placeholders bring, with the placeholder, in program order.
+    /// Storages of placeholders, each with its placeholder, in program order.
     pub fn placeholder_storages(&self) -> impl Iterator<Item = (NodeId, StorageId)> + '_ {
         self.nodes
             .iter()
@@ -163,7 +163,7 @@ impl Graph {
             .flat_map(|(id, _)| self.fresh(id).iter().map(move |&storage| (id, storage)))
     }
 
-    /// Storages that are on the device when a step is over, as often as outputs lie in them.
+    /// Storages that are on the device when a step is over, once for each output in them.
     pub fn output_storages(&self) -> impl Iterator<Item = StorageId> + '_ {
         self.outputs.iter().map(|&value| self.values[value].storage)
     }
@@ -180,7 +180,7 @@ impl Graph {
     }
 
     /// Whether an input of a node has the shape, type and strides of its first output, and no other
-    /// input sees the same storage differently; so that one could lie where the other does.
+    /// input sees the same storage differently; so that one could lie in the place of the other.
     pub fn has_layout_of_output(&self, node: NodeId, input: ValueId) -> bool {
         let Node { inputs, outputs, .. } = &self.nodes[node];
         let Some(&Some(output)) = outputs.first() else { return false };
@@ -216,7 +216,7 @@ impl Graph {
     }
 }
 
-/// A digest that is written to like a file.
+/// A digest that can be written to like a file.
 struct Hashing(Sha256);
 
 impl Write for Hashing {

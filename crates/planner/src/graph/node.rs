@@ -1,4 +1,4 @@
-//! What a graph is made of: nodes and values. Plain data; the rules are in `verify`.
+//! The parts of a graph: nodes and values. Plain data; the rules are in `verify`.
 
 use crate::id::{MicroBatchId, ModuleId, NodeId, StorageId, ValueId};
 use crate::operator::Operator;
@@ -52,7 +52,7 @@ impl Phase {
         Self::ALL[self as usize].1
     }
 
-    /// Nodes of this phase are there from the start and compute nothing.
+    /// Nodes of this phase exist from the start and compute nothing.
     pub fn is_placeholder(self) -> bool {
         self <= Phase::Tangent
     }
@@ -77,7 +77,7 @@ pub struct Value {
     pub tensor: TensorType,
     /// The bytes that it lives in.
     pub storage: StorageId,
-    /// How often its storage had been written in place when it was produced.
+    /// The number of times its storage had been written in place when it was produced.
     pub version: u32,
 }
 
@@ -88,7 +88,7 @@ pub struct Node {
     pub name: String,
     /// The ATen overload name, `placeholder`, or the name of a `tightfit.*` operator.
     pub op: String,
-    /// The entry of the operator table, where it knows `op`.
+    /// The entry of the operator table, if it has one for `op`.
     pub operator: Option<Operator>,
     /// The part of the step that the node belongs to.
     pub phase: Phase,
@@ -115,27 +115,25 @@ pub struct Node {
     /// The transient bytes that the call takes beyond inputs and outputs, for machines without a
     /// table of their own.
     pub workspace: Bytes,
-    /// The measured run time; where it is absent, the machine's roofline says how long the call
-    /// takes.
+    /// The measured run time; if it is absent, the machine's roofline says how long the call takes.
     pub seconds: Option<Seconds>,
     /// Whether the call draws random numbers; then it runs again only with its seed replayed.
     pub random: bool,
     /// The seed that the call draws with.
     pub seed_slot: Option<u32>,
-    /// Whether the call is one of those that come one after the other: it draws from the device's
-    /// running generator, and not with a seed of its own, or sends to other ranks or receives from
-    /// there. First runs of such calls keep the graph's order, and whoever runs one again restores
-    /// the generator for it.
+    /// Whether the call must keep its order: it draws from the device's running generator, and not
+    /// with a seed of its own, or sends to other ranks or receives from them. First runs of such
+    /// calls keep the graph's order, and an executor that runs one again restores the generator for
+    /// it.
     pub stream: bool,
     /// Whether the call writes into storages of its inputs.
     pub mutates: bool,
-    /// The forward node whose derivative the call computes, all of it or a part, where that is
-    /// known.
+    /// The forward node whose derivative the call computes, all of it or a part, if that is known.
     pub differentiates: Option<NodeId>,
     /// The node that the call computes a second time.
     pub recomputes: Option<NodeId>,
-    /// Inputs whose memory the first output may take over where they die with the call, the
-    /// preferred one first, for runtimes that the graph speaks of.
+    /// Inputs whose memory the first output may take over if they die with the call, the preferred
+    /// one first, for runtimes that the graph names.
     pub overwrites: Vec<ValueId>,
 }
 

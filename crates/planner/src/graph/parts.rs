@@ -7,7 +7,7 @@ use crate::graph::node::{Node, Value};
 use crate::id::{ModuleId, NodeId, StorageId, ValueId};
 use crate::units::Bytes;
 
-/// What a graph is made of; [`Graph`](super::Graph) says what each part means.
+/// The contents of a graph; [`Graph`](super::Graph) says what each part means.
 #[derive(Clone, Debug)]
 pub(super) struct Parts {
     pub name: String,

@@ -1,5 +1,5 @@
-//! A node as a file has it: numbers that are yet to be held to their ranges, values by the file's
-//! own ids. Invariant: what one node takes has a bound, whatever its text says.
+//! A node as in a file: numbers that are not yet checked against their ranges, values by the file's
+//! own ids. Invariant: the size of one node is bounded, whatever its text says.
 
 use std::fmt;
 
@@ -59,7 +59,7 @@ pub(super) struct RawValue {
     pub offset: Option<Number>,
 }
 
-/// Of a node only which values it makes.
+/// Only the values that a node makes.
 #[derive(Deserialize)]
 pub(super) struct RawOutputs {
     #[serde(default)]
@@ -86,9 +86,9 @@ pub(super) enum RawArgument {
     Float(f64),
     Text(String),
     List(Vec<RawArgument>),
-    /// A list inside of too many others.
+    /// A list nested too deeply.
     Deep,
-    /// An object that is no value, as JSON.
+    /// An object that is not a value, as JSON.
     Unknown(String),
 }
 
@@ -137,7 +137,7 @@ impl<'de> Deserialize<'de> for RawKeywords {
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawKeywords, A::Error> {
                 let mut left = MOST_OF_A_NODE;
-                // The last of several of one name counts.
+                // Of several with the same name, the last counts.
                 let mut arguments = std::collections::BTreeMap::new();
                 while let Some(Text(key)) = map.next_key::<Name>()? {
                     let seed = OneArgument { left: &mut left, depth: 0 };
@@ -150,11 +150,11 @@ impl<'de> Deserialize<'de> for RawKeywords {
     }
 }
 
-/// Reads one argument with all that is in it.
+/// Reads one argument with all of its parts.
 struct OneArgument<'a> {
-    /// How many more parts the call may have.
+    /// The number of further parts that the call may have.
     left: &'a mut usize,
-    /// In how many lists it stands.
+    /// The number of lists around it.
     depth: usize,
 }
 
@@ -216,7 +216,7 @@ impl<'de> Visitor<'de> for OneArgument<'_> {
         let mut others = Map::new();
         while let Some(key) = map.next_key::<Key>()? {
             match key {
-                // A number, which is counted already.
+                // A number, which is already counted.
                 Key::Value => value = Some(map.next_value::<Bounded<OF_A_NUMBER>>()?.0),
                 Key::Other(key) => {
                     Parts::take_text::<A::Error>(self.left, &key)?;
@@ -235,7 +235,7 @@ impl<'de> Visitor<'de> for OneArgument<'_> {
 }
 
 const VALUE: &str = "value";
-/// Parts of what should be a number, where it is none and the message shows it.
+/// Parts of a JSON value in place of a number, as shown in the message.
 const OF_A_NUMBER: usize = 16;
 
 /// A key of an argument that is an object.

@@ -1,6 +1,6 @@
 //! A graph from the bytes of a file, plain or gzip. Invariant: reading what was written gives the
-//! same graph; no bytes whatever make the reader panic, or hold more than [`HELD_TEXT`] beside the
-//! file's own bytes and the graph that it is about to accept.
+//! same graph; no bytes whatever make the reader panic, or hold more than [`HELD_TEXT`] in addition
+//! to the file's own bytes and the graph that it is about to accept.
 
 use std::io::{self, BufReader, Cursor, Read};
 
@@ -16,7 +16,7 @@ use crate::graph::error::ReadError;
 use crate::graph::limits::{FORMAT, HELD_TEXT, LONGEST_NAME, MOST_OF_AN_EVENT, MOST_TEXT};
 use crate::reading::{Bounded, BoundedText, Excess, Within, excess};
 
-/// What gzip begins with.
+/// The first bytes of gzip.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 /// The most bytes in which JSON writes one byte of a name.
 const ESCAPED: usize = 6;
@@ -32,7 +32,7 @@ pub fn read(bytes: &[u8]) -> Result<Graph, ReadError> {
     held(bytes)
 }
 
-/// Reads a graph from a file that is not in memory. Of a long one only a window ever is.
+/// Reads a graph from a file that is not in memory. Of a long file only a window is ever held.
 pub fn read_from(mut source: impl Read) -> Result<Graph, ReadError> {
     let mut start = Vec::new();
     source.by_ref().take(GZIP.len() as u64).read_to_end(&mut start).map_err(ReadError::Io)?;
@@ -41,7 +41,7 @@ pub fn read_from(mut source: impl Read) -> Result<Graph, ReadError> {
     if is_packed { text(MultiGzDecoder::new(whole), damaged) } else { text(whole, ReadError::Io) }
 }
 
-/// What decompression complains of, and what the system does.
+/// Separates decompression errors from those of the system.
 fn damaged(error: io::Error) -> ReadError {
     match error.kind() {
         io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput | io::ErrorKind::UnexpectedEof => {
@@ -70,11 +70,11 @@ fn text(source: impl Read, failed: fn(io::Error) -> ReadError) -> Result<Graph, 
     }
 }
 
-/// A text that is in memory.
+/// Reads a text that is in memory.
 fn held(text: &[u8]) -> Result<Graph, ReadError> {
     let mut assembly = Assembly::default();
     match parsed(&mut Deserializer::from_slice(text), &mut assembly) {
-        // What is of another format need not have the structure of this one.
+        // A file of another format need not have the structure of this one.
         Err(error @ ReadError::Json(_)) if !assembly.is_named => {
             #[derive(Deserialize)]
             struct Header {

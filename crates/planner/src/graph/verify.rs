@@ -1,5 +1,4 @@
-//! The rules of tightfit-graph/1. Invariant: what this pass lets through never makes a later pass
-//! panic.
+//! The rules of tightfit-graph/1. Invariant: a graph that passes never makes a later pass panic.
 
 use std::collections::{HashMap, HashSet};
 
@@ -104,7 +103,7 @@ pub(super) fn verify(parts: Parts) -> Result<Graph, GraphError> {
     .with_hash())
 }
 
-/// The last node that did something with a value or a storage: whether a node has done it before is
+/// The last node that used a value or a storage in some way: whether a node has done so before is
 /// known at once, however much it reads and writes.
 #[derive(Default)]
 struct Last {
@@ -116,8 +115,8 @@ struct Last {
 }
 
 impl Last {
-    /// Whether a node lists a value among its inputs. The table does not grow to an id that no
-    /// value has.
+    /// Whether a node lists a value among its inputs. The table does not grow for ids that no value
+    /// has.
     fn lists(&self, node: NodeId, value: ValueId) -> bool {
         self.listed.get(value) == Some(&Some(node))
     }
@@ -128,7 +127,7 @@ fn produced(node: &Node) -> impl Iterator<Item = (usize, ValueId)> + '_ {
     node.outputs.iter().enumerate().filter_map(|(position, value)| Some((position, (*value)?)))
 }
 
-/// A value by its place in the graph: files number values as they like.
+/// A value by its place in the graph, since files number values arbitrarily.
 fn describe(
     value: ValueId,
     nodes: &PrimaryMap<NodeId, Node>,
@@ -200,7 +199,7 @@ fn unique(nodes: &PrimaryMap<NodeId, Node>) -> Result<(), GraphError> {
     Ok(())
 }
 
-/// What forward and backward pass run belongs to modules that are called; parameters and their
+/// Nodes of the forward and backward pass belong to modules that are called; parameters and their
 /// updates may belong to any.
 fn called(
     modules: &PrimaryMap<ModuleId, String>,
@@ -222,7 +221,7 @@ fn called(
     }
 }
 
-/// What a node says of others: whose derivative it computes, what it computes again.
+/// A node's links to others: whose derivative it computes, and what it computes again.
 fn links(id: NodeId, node: &Node, nodes: &PrimaryMap<NodeId, Node>) -> Result<(), GraphError> {
     let name = |other: NodeId| {
         nodes.get(other).map_or(format!("node {}", other.as_u32()), |other| other.name.clone())
@@ -273,7 +272,7 @@ fn placeholder(node: &Node) -> Result<(), GraphError> {
     Ok(())
 }
 
-/// Run times are durations, and so is their sum; `before` is that of the nodes before.
+/// Run times are durations, and so is their sum; `before` is the sum over the nodes before.
 fn numbers(node: &Node, before: &mut Seconds) -> Result<(), GraphError> {
     let Some(seconds) = node.seconds else { return Ok(()) };
     if !(seconds.0.is_finite() && seconds.0 >= 0.0) {
@@ -329,8 +328,8 @@ fn inputs(
     }
 }
 
-/// Extent × element size within the storage; a strided value must lie inside as far as its strides
-/// are known.
+/// Extents times element size must fit the storage; a strided value must lie inside as far as its
+/// strides are known.
 fn fits(
     node: &Node,
     output: usize,
@@ -379,7 +378,7 @@ fn fits(
             });
         }
     }
-    // One behind the last element; in 128 bits a shape's strides cannot wrap around.
+    // One past the last element; in 128 bits a shape's strides cannot overflow.
     let end = match &value.tensor.strides {
         _ if elements == 0 => 0,
         Some(strides) => {
@@ -392,7 +391,7 @@ fn fits(
             steps.fold(1 + u128::from(value.tensor.offset), u128::saturating_add)
         }
         None if value.tensor.contiguous => u128::from(value.tensor.offset) + u128::from(elements),
-        // Without strides only contiguous values can be held to their storage.
+        // Without strides only contiguous values can be checked against their storage.
         None => 0,
     };
     let needed = end.saturating_mul(value.tensor.dtype.size().into());

@@ -13,11 +13,12 @@ pub struct Tier {
     pub name: String,
     /// The number of bytes; absent for the device, whose limit is the budget.
     pub capacity: Option<Bytes>,
-    /// What moves between this tier and another lies in whole blocks of so many bytes at both ends.
+    /// Tensors that move between this tier and another lie in whole blocks of this many bytes at
+    /// both ends.
     pub block: Bytes,
 }
 
-/// What moving bytes costs, between tiers or between devices.
+/// The cost of moving bytes between tiers or between devices.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
     /// The time before the first byte arrives.
@@ -33,7 +34,7 @@ pub struct Lane {
     pub from: TierId,
     /// The tier where the lane ends.
     pub to: TierId,
-    /// What a transfer over the lane costs.
+    /// The cost of a transfer over the lane.
     pub link: Link,
 }
 
@@ -47,16 +48,16 @@ pub struct Hierarchy {
 }
 
 impl Link {
-    /// How long `bytes` take.
+    /// The time that `bytes` take.
     pub fn seconds(&self, bytes: Bytes) -> Seconds {
         Seconds(self.latency.0 + bytes.0 as f64 / self.bandwidth)
     }
 }
 
-/// A transfer whose latency is of no account.
+/// A transfer size at which the latency is negligible.
 const LARGE: Bytes = Bytes(16 << 20);
 
-/// The way to a tier below the device and back.
+/// The lanes to a tier below the device and back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
     /// The tier.
@@ -76,7 +77,7 @@ impl Hierarchy {
         tier
     }
 
-    /// The fastest way for `bytes` to a tier below the device and back; none where no lanes lead
+    /// The fastest route for `bytes` to a tier below the device and back; `None` if no lanes lead
     /// there and back.
     pub fn route(&self, bytes: Bytes) -> Option<Route> {
         let seconds = |lane: LaneId| self.lanes[lane].link.seconds(bytes).0;
@@ -91,13 +92,13 @@ impl Hierarchy {
         routes.min_by(|a, b| swap(a).total_cmp(&swap(b)))
     }
 
-    /// The way that large transfers take.
+    /// The route of large transfers.
     pub fn main_route(&self) -> Option<Route> {
         self.route(LARGE)
     }
 
-    /// How long `bytes` take from the device to a tier below and back, over the fastest lanes that
-    /// lead there and back; none where there are none.
+    /// The time that `bytes` take from the device to a tier below and back, over the fastest lanes
+    /// that lead there and back; `None` if there are none.
     pub fn swap(&self, bytes: Bytes) -> Option<Seconds> {
         let Route { out, back, .. } = self.route(bytes)?;
         let seconds = |lane: LaneId| self.lanes[lane].link.seconds(bytes);

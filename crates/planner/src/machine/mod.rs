@@ -1,4 +1,4 @@
-//! Machines: what a node costs on them, whose kernels run there, and which memories they have.
+//! Machines: the cost of a node on them, whose kernels run there, and which memories they have.
 //! Invariant: every rate is finite and at least one a second, so every cost is a finite time.
 
 mod hierarchy;
@@ -21,14 +21,14 @@ pub(crate) use steady::steady;
 pub struct Machine {
     /// The name, such as `a100-80gb`, `h100-80gb` or `cpu`.
     pub name: String,
-    /// Floating-point operations per second where every float input has at most 2 bytes.
+    /// Floating-point operations per second if every float input has at most 2 bytes.
     pub flops_16: f64,
     /// Floating-point operations per second otherwise.
     pub flops_32: f64,
     /// Bytes per second to and from memory.
     pub bandwidth: f64,
-    /// Elements per second of one exponential-like function; absent where memory is always the
-    /// slower part.
+    /// Elements per second of one exponential-like function; absent if memory is always the slower
+    /// part.
     pub elementary: Option<f64>,
     /// Seconds that every call costs whatever its size.
     pub launch: f64,
@@ -54,7 +54,7 @@ pub enum MachineError {
         /// The name that was given.
         name: String,
     },
-    /// A rate of a machine cannot be calculated with.
+    /// A rate of a machine cannot be used in calculations.
     #[error("machine `{name}`: {field} is {found}, but must be {expected}")]
     Rate {
         /// The name of the machine.
@@ -123,7 +123,7 @@ impl Machine {
         }
     }
 
-    /// Refuses rates that no machine has; for machines read from a file.
+    /// Refuses impossible rates; for machines read from a file.
     pub fn validate(self) -> Result<Machine, MachineError> {
         let rates = [
             ("flops_16", self.flops_16),
@@ -131,7 +131,7 @@ impl Machine {
             ("bandwidth", self.bandwidth),
             ("elementary", self.elementary.unwrap_or(1.0)),
         ];
-        // What is finite may be so slow that no sum of its times is.
+        // A finite rate may be so slow that the sum of its times is not finite.
         let wrong = rates
             .into_iter()
             .find(|(_, rate)| !(rate.is_finite() && *rate >= 1.0))

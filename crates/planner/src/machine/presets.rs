@@ -4,10 +4,11 @@ use crate::machine::{Hierarchy, Link, Machine, Runtime, Tier};
 use crate::units::{Bytes, Seconds};
 
 impl Machine {
-    /// The machine where kernels reach a share of its rates, `0 < share <= 1`; the name says so.
+    /// The machine if kernels reach a share of its rates, `0 < share <= 1`; its name shows the
+    /// share.
     ///
-    /// One share for products and for memory traffic changes no ratio between calls: what is
-    /// recomputed stays the same, and what moves over a link is hidden more easily.
+    /// The same share for products and for memory traffic changes no ratio between calls: what is
+    /// recomputed stays the same, and transfers over a link are hidden more easily.
     pub fn at_efficiency(self, share: f64) -> Machine {
         Machine {
             name: format!("{} at {} % of its rates", self.name, (share * 1e3).round() / 10.0),
@@ -37,10 +38,10 @@ pub fn presets() -> [Machine; 2] {
     [gpu("a100-80gb", 312e12, 156e12, 2.039e12), gpu("h100-80gb", 989e12, 494.5e12, 3.35e12)]
 }
 
-/// A tier that is known without measuring, and how it is reached.
+/// A tier that is known without measuring, and its links.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TierPreset {
-    /// The name of the way there.
+    /// The name of the connection.
     pub name: &'static str,
     /// The tier.
     pub tier: Tier,
@@ -51,9 +52,9 @@ pub struct TierPreset {
 }
 
 /// Tiers known without measuring, rates for each direction:
-/// - `pcie4`, `pcie5`: host memory over 16 lanes of PCI Express 4.0 or 5.0, 31.5 and 63 GB/s as the
-///   specification has it, of which copies from and to pinned memory reach some 25 and 50; a copy's
-///   launch and completion take some 10 µs.
+/// - `pcie4`, `pcie5`: host memory over 16 lanes of PCI Express 4.0 or 5.0, 31.5 and 63 GB/s by the
+///   specification, of which copies from and to pinned memory reach some 25 and 50; a copy's launch
+///   and completion take some 10 µs.
 /// - `nvlink-c2c`: host memory of a Grace Hopper superchip, 450 GB/s each way (NVIDIA Grace Hopper
 ///   Superchip Architecture, 2023: 900 GB/s in all).
 /// - `nvme`: a file on a solid state drive with four lanes of PCI Express 4.0: 6.9 GB/s of reads,

@@ -1,6 +1,6 @@
 //! Whose kernels execute a schedule, and what follows from that. Invariant: plain data; the
-//! operator table and the profile consult the rules, and nothing asks for the runtime itself that a
-//! rule could answer.
+//! operator table and the profile consult the rules, and no code asks for the runtime itself if a
+//! rule answers the question.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,29 +12,27 @@ use crate::units::Bytes;
 pub enum Runtime {
     /// The engine of this project: the operator table says what its kernels need.
     Engine,
-    /// Kernels that the graph speaks of, such as PyTorch's: what it records holds, and nothing
-    /// else.
+    /// Kernels that the graph describes, such as PyTorch's: only what it records applies.
     Recorded,
 }
 
-/// Where the transient bytes of calls are found.
+/// Where the transient bytes of calls come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Workspaces {
     /// In the operator table, for the engine's kernels; in the graph for operators without a row.
     OfTable,
-    /// In the graph, as they were measured or stated.
+    /// In the graph, as measured or stated.
     OfGraph,
 }
 
-/// Where it is said which inputs a call's first output may take over the memory of, where they die
-/// with the call.
+/// Where to find which inputs a call's first output may take over, if they die with the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reuse {
     /// Nowhere: every output has memory of its own.
     Nothing,
     /// In the operator table, for the engine's kernels.
     OfTable,
-    /// In the graph, as it was tried.
+    /// In the graph, as tried out.
     OfGraph,
 }
 
@@ -45,20 +43,21 @@ impl Reuse {
     }
 }
 
-/// What holds for memory and time under a runtime.
+/// The rules for memory and time under a runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
-    /// Where workspaces are found.
+    /// The source of workspaces.
     pub workspaces: Workspaces,
-    /// Where reuse of dying inputs is found.
+    /// The source of reuse of dying inputs.
     pub reuse: Reuse,
-    /// The operands of matrix products are packed into memory beside the slab.
+    /// Whether the operands of matrix products are packed into memory outside the slab.
     pub packs: bool,
-    /// The budget is memory of this computer, and seconds measured for the engine's calls hold.
+    /// Whether the budget is memory of this computer, so that seconds measured for the engine's
+    /// calls apply.
     pub runs_here: bool,
     /// Bytes that the process takes before the first call.
     pub base: Bytes,
-    /// Bytes of tables that a call takes which computes a node again.
+    /// Bytes of tables for each call that computes a node again.
     pub repeated: Bytes,
 }
 
@@ -79,7 +78,7 @@ impl Runtime {
                 reuse: Reuse::OfTable,
                 packs: true,
                 runs_here: true,
-                // Schedule, timeline and kernel: measured, with a margin.
+                // For schedule, timeline and kernel: measured, with a margin.
                 repeated: Bytes(1280),
                 ..recorded
             },

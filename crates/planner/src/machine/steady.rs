@@ -1,20 +1,20 @@
-//! What repeated steps leave under way. Invariant: the step that is answered begins with what it
-//! leaves, to rounding; so it is a step of a run that has settled.
+//! The transfers that repeated steps leave in flight. Invariant: the returned step begins with what
+//! it leaves, up to rounding; so it is a step of a run that has reached a steady state.
 
-/// Steps that are played at most.
+/// Most steps that are played.
 const MOST_STEPS: usize = 256;
-/// Steps that must leave more and more by the same amount before some of them are skipped.
+/// Steps in a row that must leave more by the same amount before some of them are skipped.
 const EVEN: usize = 4;
-/// What counts as the same, as a share of the larger one.
+/// Relative difference, as a fraction of the larger value, that counts as equal.
 const ROUNDING: f64 = 1e-12;
 
-/// Plays steps, each beginning with what the one before has left: when each of the transfers that
-/// cross the border arrives, in seconds from the start of the step. `play` answers what it leaves,
-/// in the same order, and what became of the step.
+/// Plays steps, each beginning with what the one before has left: the times at which the transfers
+/// that cross the border arrive, in seconds from the start of the step. `play` returns what it
+/// leaves, in the same order, and the result of the step.
 ///
-/// Where lanes have a little more to do than a step takes, what is left grows by the same amount
-/// from step to step, until somebody waits for it. Such steps are skipped, ever more at once; where
-/// too many were, the next one waits for all that is too much.
+/// If lanes have a little more to do than a step takes, what is left grows by the same amount from
+/// step to step, until a call has to wait for it. Such steps are skipped, ever more at once; if too
+/// many were, the next step waits for the excess.
 pub fn steady<R>(mut play: impl FnMut(&[f64]) -> (Vec<f64>, R)) -> R {
     let (mut before, mut result) = play(&[]);
     let mut growth: Vec<f64> = Vec::new();
@@ -50,8 +50,8 @@ fn is_same(these: &[f64], those: &[f64]) -> bool {
 mod tests {
     use super::*;
 
-    /// A step of ten seconds with a lane that takes `load`; it waits where more than nine seconds
-    /// of work are left.
+    /// A step of ten seconds with a lane that takes `load`; it waits if more than nine seconds of
+    /// work are left.
     fn seconds(load: f64) -> f64 {
         steady(|before| {
             let left = before.first().copied().unwrap_or(0.0);

@@ -7,7 +7,7 @@ use crate::operator::{Product, Workers};
 use crate::tensor::{Argument, DType, TensorType};
 use crate::units::{Bytes, Flops};
 
-/// Rows of queries that the attention kernels hold scores for at a time.
+/// Rows of queries whose scores the attention kernels hold at a time.
 pub const QUERY_BLOCK: u64 = 64;
 
 /// Queries, keys and values from argument `first` on, with extents that agree.
@@ -41,8 +41,8 @@ fn operands<'a>(call: &TypedCall<'a>, first: usize) -> Result<[&'a TensorType; 3
     )))
 }
 
-/// Elements of the last dimension of four lie side by side: PyTorch's kernel reads others as if
-/// they did. The sums have three, in any order.
+/// Elements of the last of four dimensions must be adjacent: PyTorch's kernel reads others as if
+/// they were. The sums have three dimensions, in any order.
 fn has_rows(tensor: &TensorType) -> bool {
     if tensor.shape.len() == 3 {
         return true;
@@ -52,7 +52,7 @@ fn has_rows(tensor: &TensorType) -> bool {
 }
 
 /// A mask has two dimensions or four: the last two are those of queries and keys or of extent one,
-/// but PyTorch's gradient wants the last one whole.
+/// but PyTorch's gradient requires the last one in full.
 fn suits_mask(
     call: &TypedCall<'_>,
     q: &TensorType,
@@ -113,8 +113,8 @@ pub fn elementary<const QUERIES: usize>(call: &TypedCall<'_>) -> u64 {
     rows.saturating_mul(positions(call, QUERIES + 1))
 }
 
-/// The scores of a block of queries in 32-bit floats, `BUFFERS` times for each thread; `KEYS` is
-/// the argument that holds the keys.
+/// Bytes of the scores of a block of queries in 32-bit floats, `BUFFERS` times for each thread;
+/// `KEYS` is the argument that holds the keys.
 pub fn workspace<const KEYS: usize, const BUFFERS: u64>(
     call: &TypedCall<'_>,
     threads: u32,
@@ -123,8 +123,8 @@ pub fn workspace<const KEYS: usize, const BUFFERS: u64>(
     Bytes(row.saturating_mul(positions(call, KEYS)).min(Bytes::LIMIT.0))
 }
 
-/// The products of one block of queries: scores, and those that scores take part in. Each thread
-/// multiplies on its own.
+/// The products of one block of queries: scores, and the products that use scores. Each thread
+/// multiplies separately.
 pub fn packing<const QUERIES: usize>(call: &TypedCall<'_>) -> Vec<Product> {
     let (Some(queries), Some(keys)) =
         (call.optional_tensor(QUERIES), call.optional_tensor(QUERIES + 1))

@@ -1,12 +1,12 @@
 //! A call as the operator table sees it: constants as they are, tensors as types. Invariant: it
-//! knows no graph, so whoever has arguments and types can ask for the facts of a call.
+//! knows no graph, so any caller with arguments and types can ask for the facts of a call.
 
 use thiserror::Error;
 
 use crate::id::ValueId;
 use crate::tensor::{Argument, DType, TensorType};
 
-/// What has the types of the values that a call mentions.
+/// Gives the types of the values that a call mentions.
 pub trait Types {
     /// The type of a value.
     fn type_of(&self, value: ValueId) -> &TensorType;
@@ -19,9 +19,9 @@ pub struct TypedCall<'a> {
     pub args: &'a [Argument],
     /// The keyword arguments, by name.
     pub kwargs: &'a [(String, Argument)],
-    /// Outputs in the order of the schema; `None` where nothing uses one.
+    /// Outputs in the order of the schema; `None` for one that is not used.
     pub outputs: &'a [Option<ValueId>],
-    /// Where the types of all values are found.
+    /// Looks up the types of all values.
     pub types: &'a dyn Types,
 }
 
@@ -45,7 +45,7 @@ pub enum Unsuited {
         /// The kind that the schema has there.
         wanted: &'static str,
     },
-    /// An argument by name is of another kind than in the schema.
+    /// A keyword argument is of another kind than in the schema.
     #[error("argument `{name}` must be {wanted}")]
     Keyword {
         /// The name of the argument.
@@ -53,7 +53,7 @@ pub enum Unsuited {
         /// The kind that the schema has there.
         wanted: &'static str,
     },
-    /// An argument by name is given twice, or the schema has none of that name.
+    /// A keyword argument is given twice, or the schema has none of that name.
     #[error("argument `{name}` is given twice, or its schema has none of that name")]
     UnknownKeyword {
         /// The name of the argument.
@@ -75,10 +75,10 @@ pub enum Unsuited {
         /// The element types that the engine takes there.
         legal: &'static [DType],
     },
-    /// The shapes of the inputs contradict each other, as the sentence says.
+    /// The shapes of the inputs contradict each other; the text says how.
     #[error("{0}")]
     Shapes(String),
-    /// An output does not have the type that the inputs give it.
+    /// An output does not have the type derived from the inputs.
     #[error("output {index} is {found}, but these inputs give {derived}")]
     Output {
         /// The position of the output.
@@ -88,13 +88,13 @@ pub enum Unsuited {
         /// The type that follows from the inputs.
         derived: String,
     },
-    /// The operator writes into its inputs, and the node does not say so.
+    /// The operator writes into its inputs, but the node does not say so.
     #[error("it writes into its inputs, but the node is not marked as mutating")]
     NotMarkedMutating,
-    /// The operator writes into none of its inputs, and the node says that it does.
+    /// The operator writes into none of its inputs, but the node says that it does.
     #[error("it writes into none of its inputs, but the node is marked as mutating")]
     MarkedMutating,
-    /// The operator computes, but its outputs lie in its inputs' storages as those of a view do.
+    /// The operator computes, but its outputs lie in its inputs' storages as a view's do.
     #[error("it computes, but its outputs lie in its inputs' storages, as if it were a view")]
     TakenForView,
     /// The operator draws random numbers, but the node is not marked random.
@@ -107,7 +107,7 @@ fn names(types: &[DType]) -> String {
 }
 
 impl<'a> TypedCall<'a> {
-    /// Positional argument `index`, where it is a tensor.
+    /// Positional argument `index`, if it is a tensor.
     pub fn optional_tensor(&self, index: usize) -> Option<&'a TensorType> {
         match self.args.get(index) {
             Some(Argument::Value(value)) => Some(self.types.type_of(*value)),
@@ -126,12 +126,12 @@ impl<'a> TypedCall<'a> {
         values.into_iter().map(|value| self.types.type_of(value)).collect()
     }
 
-    /// The first output that something uses.
+    /// The first output that is used.
     pub fn first_output(&self) -> Option<&'a TensorType> {
         self.outputs.iter().flatten().next().map(|&value| self.types.type_of(value))
     }
 
-    /// Positional argument `index`, or keyword `name`; `None` where it is missing or null.
+    /// Positional argument `index`, or keyword `name`; `None` if it is missing or null.
     pub fn argument(&self, index: usize, name: &str) -> Option<&'a Argument> {
         let keyword = || self.kwargs.iter().find(|(key, _)| key == name).map(|(_, value)| value);
         self.args.get(index).or_else(keyword).filter(|argument| !matches!(argument, Argument::None))
@@ -146,14 +146,14 @@ impl<'a> TypedCall<'a> {
         }
     }
 
-    /// Positional argument `index`, or keyword `name`, as a whole number that must be there.
+    /// Positional argument `index`, or keyword `name`, as a whole number, which is required.
     pub fn integer(&self, index: usize, name: &str) -> Result<i64, Unsuited> {
         self.optional_integer(index, name)?
             .ok_or(Unsuited::Argument { index, wanted: "a whole number" })
     }
 
     /// Positional argument `index`, or keyword `name`, as whole numbers (a single one is a list);
-    /// `None` where it is missing.
+    /// `None` if it is missing.
     pub fn optional_integers(
         &self,
         index: usize,
@@ -175,13 +175,13 @@ impl<'a> TypedCall<'a> {
         }
     }
 
-    /// Positional argument `index`, or keyword `name`, as whole numbers that must be there.
+    /// Positional argument `index`, or keyword `name`, as whole numbers, which are required.
     pub fn integers(&self, index: usize, name: &str) -> Result<Vec<i64>, Unsuited> {
         self.optional_integers(index, name)?
             .ok_or(Unsuited::Argument { index, wanted: "a list of whole numbers" })
     }
 
-    /// Positional argument `index`, or keyword `name`, as a truth value; false where it is missing.
+    /// Positional argument `index`, or keyword `name`, as a truth value; false if it is missing.
     pub fn flag(&self, index: usize, name: &str) -> bool {
         match self.argument(index, name) {
             Some(Argument::Bool(x)) => *x,
@@ -190,7 +190,7 @@ impl<'a> TypedCall<'a> {
         }
     }
 
-    /// The element type that positional argument `index` or keyword `name` asks for, as PyTorch
+    /// The element type that positional argument `index` or keyword `name` requests, as PyTorch
     /// prints it (`torch.float32`).
     pub fn dtype(&self, index: usize, name: &str) -> Result<Option<DType>, Unsuited> {
         let wrong = Unsuited::Argument { index, wanted: "an element type" };
@@ -219,7 +219,7 @@ pub fn to_torch(dtype: DType) -> &'static str {
     }
 }
 
-/// The element type that PyTorch prints so.
+/// The element type for PyTorch's printed form.
 pub fn from_torch(text: &str) -> Option<DType> {
     Some(match text.strip_prefix("torch.")? {
         "float64" | "double" => DType::F64,

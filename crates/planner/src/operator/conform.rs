@@ -1,4 +1,4 @@
-//! Holding a call to its row. Invariant: a call that passes has the arguments, element types,
+//! Checking a call against its row. Invariant: a call that passes has the arguments, element types,
 //! shapes and places that the engine's kernels rely on.
 
 use crate::operator::call::{TypedCall, Unsuited};
@@ -8,7 +8,7 @@ use crate::tensor::TensorType;
 
 impl Operator {
     /// Refuses a call whose arguments do not suit the schema, whose element types the engine does
-    /// not take, or whose outputs are not what the inputs make them.
+    /// not support, or whose outputs are not those derived from the inputs.
     pub fn conform(self, call: &TypedCall<'_>) -> Result<(), Unsuited> {
         let row = self.row();
         let schema = Unsuited::Schema { arguments: call.args.len(), outputs: call.outputs.len() };
@@ -41,8 +41,8 @@ impl Operator {
     }
 }
 
-/// Same shape and type, and the same place where the operator gives one. Strides of extents of one
-/// and of empty tensors lead nowhere, so they do not count.
+/// Same shape and type, and the same place if the operator gives one. Strides of extents of one and
+/// of empty tensors have no effect, so they do not count.
 fn agrees(found: &TensorType, derived: &Output) -> bool {
     if found.shape != derived.shape || found.dtype != derived.dtype {
         return false;

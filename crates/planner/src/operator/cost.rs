@@ -1,20 +1,20 @@
-//! What a call costs beside its inputs and outputs. Invariant: every operator states each of these
-//! facts; `nothing` is said, never assumed.
+//! The costs of a call apart from its inputs and outputs. Invariant: every operator states each of
+//! these facts; a cost of nothing is stated, never assumed.
 
 use crate::operator::call::TypedCall;
 use crate::units::{Bytes, Flops};
 
-/// The costs of an operator, functions of the call where they depend on shapes.
+/// The costs of an operator, as functions of the call if they depend on shapes.
 #[derive(Clone, Copy, Debug)]
 pub struct Cost {
     /// Floating-point operations: two for each multiply-add of a matrix product, as
-    /// `torch.utils.flop_counter` counts; none for everything else.
+    /// `torch.utils.flop_counter` counts; zero for everything else.
     pub flops: fn(&TypedCall<'_>) -> Flops,
-    /// How many exponential-like functions the call's arithmetic takes as long as.
+    /// The time of the call's arithmetic, as a number of exponential-like functions.
     pub elementary: fn(&TypedCall<'_>) -> u64,
-    /// Transient bytes of the engine's kernel on so many threads.
+    /// Transient bytes of the engine's kernel on a given number of threads.
     pub workspace: fn(&TypedCall<'_>, u32) -> Bytes,
-    /// The matrix products whose operands the engine packs, any of which may be under way.
+    /// The matrix products whose operands the engine packs, any of which may be in progress.
     pub packing: fn(&TypedCall<'_>) -> Vec<Product>,
 }
 
@@ -27,7 +27,7 @@ pub struct Product {
     pub n: u64,
     /// The extent that is summed over.
     pub k: u64,
-    /// Who computes it.
+    /// How threads share it.
     pub workers: Workers,
 }
 
@@ -40,10 +40,11 @@ pub enum Workers {
     Alone,
 }
 
-/// Nothing beside reading and writing.
+/// Only reading and writing.
 pub const MOVES: Cost = Cost { flops: no_flops, elementary: plain, workspace: none, packing: no };
 
-/// As long as `N` exponential-like functions for each element of the first output.
+/// The arithmetic takes as long as `N` exponential-like functions for each element of the first
+/// output.
 pub const fn per_element<const N: u64>() -> Cost {
     Cost { elementary: each::<N>, ..MOVES }
 }

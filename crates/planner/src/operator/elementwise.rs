@@ -5,7 +5,7 @@ use crate::operator::call::{TypedCall, Unsuited};
 use crate::operator::output::{Output, broadcast, floating, promoted, promoted_with};
 use crate::tensor::{Argument, DType, TensorType};
 
-/// The type of a number as PyTorch sees it, where argument `index` is one.
+/// The type of a number as PyTorch sees it, if argument `index` is one.
 fn number(call: &TypedCall<'_>, index: usize) -> Option<DType> {
     of_number(call.args.get(index)?)
 }
@@ -33,13 +33,13 @@ fn two(call: &TypedCall<'_>) -> Result<(Vec<u64>, DType), Unsuited> {
     Ok((broadcast(tensors.iter().map(|tensor| tensor.shape.as_slice()))?, dtype))
 }
 
-/// add, sub, mul and others of a tensor and a tensor or a number.
+/// add, sub, mul and others: a tensor with a tensor or a number.
 pub fn arithmetic(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let (shape, dtype) = two(call)?;
     Ok(vec![Output::computed(&shape, dtype)])
 }
 
-/// Sums: what scales the second operand is whole where the result is.
+/// Sums: the factor of the second operand is whole if the result is.
 pub fn sum(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let (shape, dtype) = two(call)?;
     match call.argument(2, "alpha") {
@@ -52,7 +52,7 @@ pub fn sum(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     Ok(vec![Output::computed(&shape, dtype)])
 }
 
-/// Differences, of which truth values have none.
+/// Differences, which do not exist for truth values.
 pub fn difference(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     for index in [0, 1] {
         let tensor = call.optional_tensor(index).map(|tensor| tensor.dtype);
@@ -63,7 +63,7 @@ pub fn difference(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     sum(call)
 }
 
-/// The gradient of a function of argument 1, whose shape argument 0 has too.
+/// The gradient of a function of argument 1, which has the shape of argument 0.
 pub fn gradient(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let (incoming, x) = (call.tensor(0)?, call.tensor(1)?);
     if incoming.shape != x.shape {
@@ -81,7 +81,7 @@ pub fn quotient(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     Ok(vec![Output::computed(&shape, floating(dtype))])
 }
 
-/// Comparisons and logic of a tensor and a tensor or a number: truth values.
+/// Comparisons and logic, a tensor with a tensor or a number: truth values.
 pub fn truth(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let (shape, _) = two(call)?;
     Ok(vec![Output::computed(&shape, DType::Bool)])
@@ -92,7 +92,7 @@ pub fn same(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     Ok(vec![Output::like(call.tensor(0)?)])
 }
 
-/// Argument 0, overwritten where it lies by what broadcasts to it.
+/// Argument 0, overwritten in place by an operand that broadcasts to it.
 pub fn overwritten(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let (to, from) = (call.tensor(0)?, call.tensor(1)?);
     if broadcast([to.shape.as_slice(), from.shape.as_slice()])? != to.shape {
@@ -106,7 +106,7 @@ pub fn negation(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     Ok(vec![Output::computed(&call.tensor(0)?.shape, DType::Bool)])
 }
 
-/// Functions of argument 0 that have no whole values.
+/// Functions of argument 0 whose values are not whole.
 pub fn function(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let x = call.tensor(0)?;
     Ok(vec![Output::computed(&x.shape, floating(x.dtype))])

@@ -1,9 +1,10 @@
-//! Losses. Invariant: classes are the dimension after the batch's, or the only one.
+//! Losses. Invariant: classes are the dimension after the batch, or the only one.
 
 use crate::operator::call::{TypedCall, Unsuited};
 use crate::operator::output::Output;
 
-/// What `nll_loss` calls a mean over all rows, and a sum; 0 keeps a loss for each row.
+/// The reduction of `nll_loss` that keeps a loss for each row; others are a mean over all rows and
+/// a sum.
 const EACH_ROW: i64 = 0;
 
 /// `nll_loss_forward(log-probabilities, targets, weight, reduction, ignored)`: the loss, and the

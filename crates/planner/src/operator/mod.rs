@@ -5,7 +5,7 @@
 //!
 //! Facts are functions of a call: of its arguments and of the types of its tensors, never of a
 //! graph. A graph may call operators that are not here, and use element types that the engine does
-//! not take: it can be planned, but not executed.
+//! not support: it can be planned, but not executed.
 
 mod attention;
 mod call;
@@ -35,27 +35,27 @@ pub use table::Operator;
 
 use crate::tensor::DType;
 
-/// What the table says of an operator.
+/// The table's facts about an operator.
 #[derive(Clone, Copy, Debug)]
 pub struct OperatorRow {
     /// ATen overload name or `tightfit.*`.
     pub name: &'static str,
-    /// What a call may be given.
+    /// The parameters of a call.
     pub signature: Signature,
     /// Shape, element type and, for views, place of every output.
     pub outputs: Derive,
-    /// Element types that the engine takes, for each positional argument that is a tensor or a list
-    /// of tensors; the last entry holds for all that follow.
+    /// Element types that the engine supports, for each positional argument that is a tensor or a
+    /// list of tensors; the last entry holds for all that follow.
     pub legal: &'static [&'static [DType]],
     /// Positional arguments that the first output may overwrite element by element.
     pub in_place: &'static [usize],
     /// Operations, workspace and packing.
     pub cost: Cost,
-    /// What it does with memory and chance.
+    /// How it uses memory and random numbers.
     pub kind: Kind,
 }
 
-/// What a call does beside making its outputs.
+/// What a call does in addition to making its outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Computes new storages from its inputs, always the same ones.
@@ -74,13 +74,14 @@ impl Operator {
         self.row().name
     }
 
-    /// Takes part in what ranks do together, so that each of them keeps the order of such calls.
+    /// Whether it takes part in communication between ranks, each of which keeps the order of such
+    /// calls.
     pub fn exchanges(self) -> bool {
         matches!(self, Operator::Post | Operator::Send | Operator::Sent | Operator::Receive)
     }
 
-    /// All ranks call it, each for its part; it goes on while others run, until somebody touches
-    /// what it brings or changes what it takes.
+    /// Whether all ranks call it, each for its part; it continues while other calls run, until one
+    /// of them touches what it brings or changes what it takes.
     pub fn is_collective(self) -> bool {
         matches!(self, Operator::AllGather | Operator::AllToAll)
     }

@@ -1,4 +1,4 @@
-//! Operators that make, copy and pick elements. Invariant: no arithmetic but conversion.
+//! Operators that make, copy and pick elements. Invariant: no arithmetic except conversion.
 
 use crate::operator::call::{TypedCall, Unsuited, dimension};
 use crate::operator::output::{Output, promoted};
@@ -12,7 +12,7 @@ pub fn extents(list: &[i64]) -> Result<Vec<u64>, Unsuited> {
     list.iter().map(extent).collect()
 }
 
-/// The type of a constant that is given none.
+/// The type of a constant for which none is given.
 fn type_of_number(argument: Option<&Argument>) -> DType {
     match argument {
         Some(Argument::Bool(_)) => DType::Bool,
@@ -35,12 +35,12 @@ pub fn incoming(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     Ok(vec![Output::computed(&shape, call.dtype(usize::MAX, "dtype")?.unwrap_or(DType::F32))])
 }
 
-/// Argument 0 as it is sent, or as it was received.
+/// Argument 0 as it is sent, or received.
 pub fn exchanged(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     Ok(vec![Output::in_place(call.tensor(0)?)])
 }
 
-/// `all_gather(shard, size, ranks, message)`: the tensor whose pieces the ranks have.
+/// `all_gather(shard, size, ranks, message)`: the tensor of which each rank has a piece.
 pub fn whole(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let shape = extents(&call.integers(1, "size")?)?;
     let shard = call.tensor(0)?;
@@ -54,15 +54,15 @@ pub fn whole(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     }
 }
 
-/// `all_to_all(tensor, ranks, message)`: the piece of each other rank's tensor that is this one's.
+/// `all_to_all(tensor, ranks, message)`: this rank's piece of each other rank's tensor.
 pub fn pieces(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let (tensor, ranks) = (call.tensor(0)?, ranks(call, 1)?);
     let piece = piece(&tensor.shape, ranks)?;
     Ok(vec![Output::computed(&[ranks - 1, piece], tensor.dtype)])
 }
 
-/// `mean_pieces(tensor, pieces)`: the mean of the piece of a tensor that is this rank's and of
-/// those of the others.
+/// `mean_pieces(tensor, pieces)`: the mean of this rank's piece of its own tensor and of those that
+/// came from the others.
 pub fn mean_of_pieces(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let (tensor, pieces) = (call.tensor(0)?, call.tensor(1)?);
     let &[others, elements] = &pieces.shape[..] else {
@@ -82,7 +82,7 @@ pub fn mean_of_pieces(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     }
 }
 
-/// The number of ranks that a collective is for.
+/// The number of ranks in a collective.
 fn ranks(call: &TypedCall<'_>, index: usize) -> Result<u64, Unsuited> {
     let ranks = call.integer(index, "ranks")?;
     let several = u32::try_from(ranks).ok().filter(|&ranks| ranks > 1);
@@ -96,18 +96,18 @@ fn piece(shape: &[u64], ranks: u64) -> Result<u64, Unsuited> {
     Ok(elements.div_ceil(ranks))
 }
 
-/// Nothing that anybody reads.
+/// No outputs.
 pub fn nothing(_: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     Ok(vec![Output::computed(&[], DType::Bool)])
 }
 
-/// A single element of the given type, else a float.
+/// A single element of the given type, or else a float.
 pub fn scalar(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let dtype = call.dtype(usize::MAX, "dtype")?.unwrap_or(DType::F32);
     Ok(vec![Output::computed(&[], dtype)])
 }
 
-/// Shape of argument 0, and its type unless another one is asked for.
+/// Shape of argument 0, and its type unless another one is requested.
 pub fn converted(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let x = call.tensor(0)?;
     let dtype = call.dtype(usize::MAX, "dtype")?.unwrap_or(x.dtype);
@@ -134,7 +134,7 @@ pub fn range(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let whole = call.args.iter().all(|argument| matches!(argument, Argument::Int(_)));
     let implied = if whole { DType::I64 } else { DType::F32 };
     let dtype = call.dtype(usize::MAX, "dtype")?.unwrap_or(implied);
-    // Of whole numbers limits and step are cast before they are counted.
+    // For whole numbers, limits and step are cast before they are counted.
     let integer = |index: usize| match call.args.get(index) {
         Some(Argument::Int(x)) => i128::from(*x),
         Some(other) => other.number().unwrap_or(0.0) as i64 as i128,
@@ -152,7 +152,7 @@ pub fn range(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     Ok(vec![Output::computed(&[count as u64], dtype)])
 }
 
-/// `cat(tensors, dim = 0)`: an empty vector stands for nothing.
+/// `cat(tensors, dim = 0)`: an empty vector is ignored.
 pub fn concatenation(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let tensors = call.tensors(0);
     let dtype =

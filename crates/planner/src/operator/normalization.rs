@@ -17,7 +17,7 @@ fn normalised(call: &TypedCall<'_>, x: &TensorType, index: usize) -> Result<Vec<
     Ok(shape)
 }
 
-/// Weight and bias, arguments from `first` on, of the normalised shape where they are given.
+/// Weight and bias, arguments from `first` on, of the normalised shape if they are given.
 fn affine_parameters(call: &TypedCall<'_>, first: usize, shape: &[u64]) -> Result<(), Unsuited> {
     for index in [first, first + 1] {
         if let Some(parameter) = call.optional_tensor(index).filter(|p| p.shape != shape) {

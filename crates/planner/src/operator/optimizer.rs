@@ -1,6 +1,6 @@
-//! Optimizers: `tightfit.*` operators that update a parameter and its state where they lie.
-//! Invariant: each tensor that is written is an argument, and its new version an output in the same
-//! place; settings are those that PyTorch's optimizers take.
+//! Optimizers: `tightfit.*` operators that update a parameter and its state in place. Invariant:
+//! each tensor that is written is an argument, and its new version an output in the same place;
+//! settings are those that PyTorch's optimizers take.
 
 use crate::operator::call::{TypedCall, Unsuited};
 use crate::operator::output::Output;
@@ -21,7 +21,7 @@ fn alike(call: &TypedCall<'_>) -> Result<(), Unsuited> {
     Ok(())
 }
 
-/// Keyword `name`, where it is given: at least zero.
+/// Keyword `name`, if it is given: at least zero.
 fn rate(call: &TypedCall<'_>, name: &'static str) -> Result<Option<f64>, Unsuited> {
     let number = call.argument(usize::MAX, name).and_then(Argument::number);
     match number {
@@ -49,7 +49,7 @@ pub fn adamw(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     [0, 2, 3].into_iter().map(|index| call.tensor(index).map(Output::in_place)).collect()
 }
 
-/// `sgd(parameter, gradient, momentum)`, the last one where there is momentum.
+/// `sgd(parameter, gradient, momentum)`, the last one if there is momentum.
 pub fn sgd(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     alike(call)?;
     rate(call, "weight_decay")?;

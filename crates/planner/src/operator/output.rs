@@ -1,19 +1,20 @@
-//! What a call makes of its inputs, as PyTorch's meta functions say it. Invariant: shapes and
-//! element types are derived from the inputs alone. Views have a place, and so has what is written
-//! over an input; what is computed anew has none, since it may lie in any layout.
+//! The outputs of a call, derived from its inputs as by PyTorch's meta functions. Invariant: shapes
+//! and element types are derived from the inputs alone. Views have a place, and so has what is
+//! written over an input; outputs that are computed newly have none, since they may lie in any
+//! layout.
 
 use crate::operator::call::{TypedCall, Unsuited};
 use crate::tensor::{DType, TensorType};
 
-/// One output, as the inputs make it.
+/// One output, as derived from the inputs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Output {
     /// Extent of each dimension, in elements.
     pub shape: Vec<u64>,
     /// Element type.
     pub dtype: DType,
-    /// Where a view lies in its storage, or what is written over an input; `None` for everything
-    /// that is computed anew, and where the strides of that input are not known.
+    /// Where a view, or what is written over an input, lies in its storage; `None` for everything
+    /// that is computed newly, and if the strides of that input are not known.
     pub place: Option<Place>,
 }
 
@@ -40,7 +41,7 @@ impl Output {
         Output::computed(&tensor.shape, tensor.dtype)
     }
 
-    /// The new version of `tensor`, which is written where it lies.
+    /// The new version of `tensor`, which is written in place.
     pub fn in_place(tensor: &TensorType) -> Output {
         let known = tensor.contiguous || tensor.strides.is_some();
         let place =
@@ -91,7 +92,7 @@ fn wider(a: DType, b: DType) -> DType {
 }
 
 /// The type in which tensors are computed together (PyTorch's type promotion): tensors without
-/// dimensions matter only where their category is higher.
+/// dimensions matter only if their category is higher.
 pub fn promoted(tensors: &[&TensorType]) -> Option<DType> {
     let of = |dimensioned: bool| {
         let types = tensors.iter().filter(|t| t.shape.is_empty() != dimensioned).map(|t| t.dtype);
@@ -107,7 +108,7 @@ pub fn promoted(tensors: &[&TensorType]) -> Option<DType> {
     }
 }
 
-/// The type of a tensor and a number together: a number matters only where its category is higher.
+/// The type of a tensor and a number together: a number matters only if its category is higher.
 pub fn promoted_with(tensor: DType, number: DType) -> DType {
     match (category(number) > category(tensor), number) {
         (false, _) => tensor,
@@ -116,7 +117,7 @@ pub fn promoted_with(tensor: DType, number: DType) -> DType {
     }
 }
 
-/// The type of functions that have no whole values: floats stay, all else becomes `f32`.
+/// The type of functions whose values are not whole: floats stay, everything else becomes `f32`.
 pub fn floating(dtype: DType) -> DType {
     if dtype.is_float() { dtype } else { DType::F32 }
 }

@@ -55,7 +55,7 @@ pub fn flops<const LEFT: usize>(call: &TypedCall<'_>) -> Flops {
     Flops(columns.saturating_mul(2).saturating_mul(a.elements()))
 }
 
-/// The product that is packed where the left operand is argument `LEFT`.
+/// The product that is packed if the left operand is argument `LEFT`.
 pub fn packing<const LEFT: usize>(call: &TypedCall<'_>) -> Vec<Product> {
     let (Some(a), Some(b)) = (call.optional_tensor(LEFT), call.optional_tensor(LEFT + 1)) else {
         return Vec::new();

@@ -1,15 +1,15 @@
 //! Operators that reduce dimensions, and softmax, which keeps them. Invariant: a reduced dimension
-//! is gone, or of extent one where the call keeps dimensions.
+//! is removed, or of extent one if the call keeps dimensions.
 
 use crate::operator::call::{TypedCall, Unsuited, dimension};
 use crate::operator::output::Output;
 use crate::tensor::{DType, TensorType};
 use crate::units::Bytes;
 
-/// Rows that a task sums down columns.
+/// Rows that a task sums when summing columns.
 pub const ROW_BLOCK: u64 = 128;
 
-/// The shape of `x` without its dimensions `dims`; all of them where the list is empty.
+/// The shape of `x` without its dimensions `dims`; all of them if the list is empty.
 fn reduced(x: &TensorType, dims: &[i64], keep: bool) -> Result<Vec<u64>, Unsuited> {
     let rank = x.shape.len();
     let mut is_reduced = vec![dims.is_empty(); rank];
@@ -54,7 +54,7 @@ pub fn over_dims(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     Ok(vec![Output::computed(&shape(call)?, dtype)])
 }
 
-/// `amax(x, dims, keepdim)`: an element of x.
+/// `amax(x, dims, keepdim)`: elements of x.
 pub fn picked(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let (x, shape) = (call.tensor(0)?, shape(call)?);
     if x.elements() == 0 && shape.iter().product::<u64>() > 0 {
@@ -63,7 +63,7 @@ pub fn picked(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     Ok(vec![Output::computed(&shape, x.dtype)])
 }
 
-/// `any(x, dim, keepdim)`: truth values, of bytes a byte.
+/// `any(x, dim, keepdim)`: truth values; for bytes a byte.
 pub fn any(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let x = call.tensor(0)?;
     let dtype = match x.dtype {
@@ -106,8 +106,8 @@ pub fn softmax_gradient(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     Ok(vec![Output::computed(&gradient.shape, dtype)])
 }
 
-/// Bytes of the partial sums of `rows` rows of 32-bit floats down `columns` columns, one for each
-/// block of rows, in each of `buffers` buffers; a single block needs none.
+/// Bytes of partial sums in 32-bit floats down `columns` columns of `rows` rows, one for each block
+/// of rows, in each of `buffers` buffers; a single block needs none.
 pub fn partial_sums(rows: u64, columns: u64, buffers: u64) -> Bytes {
     match rows.div_ceil(ROW_BLOCK) {
         blocks if blocks > 1 => {

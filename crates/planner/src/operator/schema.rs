@@ -43,7 +43,7 @@ pub const THRESHOLD_BACKWARD: Signature =
     by_place(&[given("grad_output", Tensor), SELF, given("threshold", Number)]);
 pub const WHERE: Signature = by_place(&[given("condition", Tensor), SELF, OTHER]);
 
-// making and moving
+// creating and moving
 pub const FULL: Signature = Signature {
     positional: &[given("size", Integers), given("fill_value", Number)],
     keyword: &[DTYPE, LAYOUT, DEVICE, PIN_MEMORY],

@@ -1,6 +1,6 @@
-//! What a call may be given: the parameters of its operator's schema, and which of them it gives.
+//! The parameters of an operator's schema, and checks of the arguments of a call against them.
 //! Invariant: in a call that passes, every argument is of its parameter's form, none is missing,
-//! and none is there that the schema does not have.
+//! and none is given that the schema does not have.
 
 use crate::operator::call::{TypedCall, Unsuited, from_torch};
 use crate::tensor::Argument;
@@ -8,9 +8,9 @@ use crate::tensor::Argument;
 /// The parameters of an operator.
 #[derive(Clone, Copy, Debug)]
 pub struct Signature {
-    /// Those given by place, or by name behind the last one that is.
+    /// Those given by position, or by name after the last positional argument.
     pub positional: &'static [Parameter],
-    /// Those given by name alone.
+    /// Those given only by name.
     pub keyword: &'static [Parameter],
 }
 
@@ -23,7 +23,7 @@ pub struct Parameter {
     pub form: Form,
     /// Whether `None` may be given instead.
     pub nullable: bool,
-    /// Whether nothing may be given.
+    /// Whether it may be omitted.
     pub has_default: bool,
 }
 
@@ -44,11 +44,11 @@ pub enum Form {
     IntegerOrMore,
     /// A number or a truth value.
     Number,
-    /// A number.
+    /// A real number.
     Real,
-    /// A number with a fraction, if only of zero.
+    /// A number in floating-point form, even if its fraction is zero.
     Fraction,
-    /// Two numbers with a fraction.
+    /// Two numbers in floating-point form.
     Pair,
     /// A truth value.
     Flag,
@@ -56,13 +56,13 @@ pub enum Form {
     Flags,
     /// An element type.
     Type,
-    /// A device; which one, the engine does not ask.
+    /// A device; the engine ignores which one.
     Device,
-    /// Whether memory is pinned, which it is not.
+    /// Whether memory is pinned; it must not be.
     Pinned,
-    /// The layout of all tensors here, which is strided.
+    /// The layout of a tensor, which must be strided.
     Layout,
-    /// The order in which an output's dimensions lie.
+    /// The memory format: the order of an output's dimensions.
     Format,
     /// `none` or `tanh`.
     Approximation,
@@ -73,7 +73,7 @@ pub const fn given(name: &'static str, form: Form) -> Parameter {
     Parameter { name, form, nullable: false, has_default: false }
 }
 
-/// A parameter that must be given, if only as `None`.
+/// A parameter that must be given, even if as `None`.
 pub const fn nullable(name: &'static str, form: Form) -> Parameter {
     Parameter { nullable: true, ..given(name, form) }
 }
@@ -88,7 +88,7 @@ pub const fn optional(name: &'static str, form: Form) -> Parameter {
     Parameter { nullable: true, ..defaulted(name, form) }
 }
 
-/// Parameters by place alone.
+/// Parameters by position alone.
 pub const fn by_place(positional: &'static [Parameter]) -> Signature {
     Signature { positional, keyword: &[] }
 }
@@ -126,7 +126,7 @@ impl Signature {
     }
 }
 
-/// A kind of device, and perhaps which one of its kind.
+/// A kind of device, optionally with an index.
 fn is_device(text: &str) -> bool {
     let (kind, index) = text.split_once(':').unwrap_or((text, "0"));
     ["cpu", "cuda", "mps", "xpu", "meta"].contains(&kind) && index.parse::<u8>().is_ok()

@@ -1,14 +1,14 @@
-//! Slices of a dimension. Invariant: limits beyond the extent are the extent, as in ATen.
+//! Slices of a dimension. Invariant: limits beyond the extent are clamped to it, as in ATen.
 
 use crate::operator::call::{TypedCall, Unsuited};
 
-/// Which elements of a dimension a slice takes.
+/// The elements of a dimension that a slice takes.
 pub struct Slice {
     /// The first one.
     pub start: u64,
-    /// How many.
+    /// The number of elements.
     pub count: u64,
-    /// From one to the next.
+    /// The distance from one to the next.
     pub step: u64,
 }
 

@@ -1,6 +1,6 @@
-//! The table itself. Each row reads: name of the variant, name of the operator, schema,
-//! outputs, legal element types, arguments that may be overwritten, cost, kind; see
-//! [`OperatorRow`]. Invariant: all columns are there in all rows.
+//! The table itself. Each row reads: name of the variant, name of the operator, schema, outputs,
+//! legal element types, arguments that may be overwritten, cost, kind; see [`OperatorRow`].
+//! Invariant: all rows have all columns.
 
 use crate::operator::cost::{Cost, MOVES, per_element};
 use crate::operator::{
@@ -33,7 +33,7 @@ const ATTENTION_GRADIENT: Cost = Cost {
 const LAYER_NORM_GRADIENT: Cost =
     Cost { workspace: normalization::gradient_workspace, ..per_element::<3>() };
 
-/// A product whose left operand is argument `LEFT`.
+/// The cost of a product whose left operand is argument `LEFT`.
 const fn product<const LEFT: usize>() -> Cost {
     Cost { flops: product::flops::<LEFT>, packing: product::packing::<LEFT>, ..MOVES }
 }
@@ -176,7 +176,7 @@ operators! {
         elementwise::arithmetic, [FLOAT] [0, 1] MOVES, Pure;
     Where "aten.where.self" schema::WHERE:
         elementwise::choice, [TRUTH, ANY] [1, 2] MOVES, Pure;
-    // making and moving
+    // creating and moving
     Full "aten.full.default" schema::FULL:
         movement::full, [ANY] [] MOVES, Pure;
     FullLike "aten.full_like.default" schema::FULL_LIKE:
@@ -251,7 +251,7 @@ operators! {
         "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
         schema::ATTENTION_BACKWARD:
         attention::backward, [FLOAT] [] ATTENTION_GRADIENT, Pure;
-    // what goes from one rank to another
+    // messages between ranks
     Incoming "tightfit.incoming" schema::INCOMING:
         movement::incoming, [ANY] [] MOVES, Pure;
     Post "tightfit.post" schema::MESSAGE:
@@ -262,7 +262,7 @@ operators! {
         movement::exchanged, [ANY] [] MOVES, Mutating;
     Sent "tightfit.sent" schema::MESSAGE:
         movement::nothing, [ANY] [] MOVES, Pure;
-    // what all ranks do together
+    // collectives
     AllGather "tightfit.all_gather" schema::ALL_GATHER:
         movement::whole, [FLOAT] [] MOVES, Pure;
     AllToAll "tightfit.all_to_all" schema::ALL_TO_ALL:

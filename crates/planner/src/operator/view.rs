@@ -1,5 +1,5 @@
 //! Views: other shapes, strides and offsets of the same bytes. Invariant: a view computes nothing;
-//! its place follows from its input's, where that is known.
+//! its place follows from its input's, if that is known.
 
 use crate::operator::call::{TypedCall, Unsuited, dimension};
 use crate::operator::movement::extents;
@@ -7,8 +7,8 @@ use crate::operator::output::{Output, Place};
 use crate::operator::slice::{Slice, limits};
 use crate::tensor::{TensorType, contiguous_strides};
 
-/// Shape and place of a view in the making. Strides of a tensor whose own are not known are kept
-/// as those of a contiguous one, and left out in the end.
+/// Shape and place of a view under construction. If a tensor's strides are not known, those of a
+/// contiguous one are kept instead, and left out in the end.
 struct View<'a> {
     of: &'a TensorType,
     shape: Vec<u64>,
@@ -129,7 +129,7 @@ fn reordered(mut view: View<'_>, order: &[usize]) -> Result<Vec<Output>, Unsuite
     view.outputs()
 }
 
-/// `select(x, dim, index)`: one element of a dimension, which goes.
+/// `select(x, dim, index)`: one element of a dimension, which is removed.
 pub fn select(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let mut view = View::of(call)?;
     let dim = dimension(call.integer(1, "dim")?, view.rank())?;
@@ -144,7 +144,7 @@ pub fn select(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     view.outputs()
 }
 
-/// `slice(x, dim = 0, start = 0, end = ∞, step = 1)`: limits beyond the extent are the extent.
+/// `slice(x, dim = 0, start = 0, end = ∞, step = 1)`: limits beyond the extent are clamped to it.
 pub fn slice(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let mut view = View::of(call)?;
     let dim = dimension(call.optional_integer(1, "dim")?.unwrap_or(0), view.rank())?;
@@ -176,7 +176,7 @@ pub fn split(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     Ok(parts)
 }
 
-/// `squeeze(x, dims)`: those of the dimensions that have extent one go.
+/// `squeeze(x, dims)`: those of the dimensions that have extent one are removed.
 pub fn squeeze(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let mut view = View::of(call)?;
     let rank = view.rank();
@@ -197,7 +197,7 @@ pub fn squeeze(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     view.outputs()
 }
 
-/// `unsqueeze(x, dim)`: a dimension of extent one more.
+/// `unsqueeze(x, dim)`: one more dimension, of extent one.
 pub fn unsqueeze(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let mut view = View::of(call)?;
     let dim = dimension(call.integer(1, "dim")?, view.rank() + 1)?;
@@ -210,7 +210,7 @@ pub fn unsqueeze(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     view.outputs()
 }
 
-/// `view(x, size)`: other extents of as many elements; one of them may be −1.
+/// `view(x, size)`: other extents with the same number of elements; one of them may be −1.
 pub fn view(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let mut view = View::of(call)?;
     let size = call.integers(1, "size")?;
@@ -244,9 +244,9 @@ pub fn view(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     view.outputs()
 }
 
-/// Strides of `new` extents over elements that lie as `shape` and `strides` say; `None` where none
-/// would do. Dimensions that lie side by side form a block; each block is cut into new extents on
-/// its own (ATen's `computeStride`).
+/// Strides of `new` extents over elements that lie as `shape` and `strides` say; `None` if there
+/// are none. Adjacent dimensions without gaps form a block; each block is cut into new extents
+/// separately (ATen's `computeStride`).
 fn view_strides(shape: &[u64], strides: &[u64], new: &[u64]) -> Option<Vec<u64>> {
     if shape.contains(&0) {
         return Some(contiguous_strides(new));

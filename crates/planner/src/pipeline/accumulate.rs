@@ -3,9 +3,9 @@
 //! and the update once, with the means over all of them.
 //!
 //! Every gradient that an update reads, and every output that is a gradient or a scalar, is the sum
-//! over the micro-batches, in their order, times one over their number: of a loss that is a mean
-//! over the rows of its batch, as all have as many, that is the loss over all rows. Between two
-//! micro-batches only these sums are held.
+//! over the micro-batches, in their order, divided by their number. For a loss that is a mean over
+//! the rows of its batch, that is the loss over all rows, since all batches have equally many.
+//! Between two micro-batches only these sums are held.
 
 use crate::graph::Graph;
 use crate::graph::limits::MOST_NODES;
@@ -16,15 +16,15 @@ use crate::pipeline::error::PipelineError;
 use crate::pipeline::ranks::{Leeway, ranks};
 use crate::pipeline::rows::in_turn;
 
-/// The step with so many micro-batches for each update, as one graph. Nodes of the first
-/// micro-batch, updates and what stays from step to step keep their names; [`name_of`] says those
+/// The step with this many micro-batches for each update, as one graph. Nodes of the first
+/// micro-batch, updates and what stays from step to step keep their names; [`name_of`] gives those
 /// of the others.
 ///
 /// [`name_of`]: crate::pipeline::name_of
 ///
 /// # Errors
-/// [`PipelineError`] where the step has outputs that no mean stands for, or neither outputs nor
-/// updates, or there are too many micro-batches.
+/// [`PipelineError`] if the step has outputs that cannot be replaced by a mean, or neither outputs
+/// nor updates, or if there are too many micro-batches.
 pub fn accumulate(graph: &Graph, micro_batches: u32) -> Result<Graph, PipelineError> {
     let nodes = graph.nodes().len();
     match (nodes as u64).checked_mul(micro_batches.into()) {

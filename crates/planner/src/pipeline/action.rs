@@ -1,5 +1,5 @@
-//! What the ranks of a pipeline do, and in which order. Invariant: plain data, which anybody may
-//! make; whether rows make sense is for [`validate`](crate::pipeline::validate) to say.
+//! What the ranks of a pipeline do, and in which order. Invariant: plain data, which anyone may
+//! make; [`validate`](crate::pipeline::validate) decides whether rows are valid.
 //!
 //! A stage is a part of the model that one rank computes; a rank may have several. Stages are
 //! numbered in the order of the forward pass. A layer that is visited several times is several
@@ -11,7 +11,7 @@ use cranelift_entity::PrimaryMap;
 
 use crate::id::{MicroBatchId, RankId, StageId};
 
-/// What of a stage is computed for a micro-batch.
+/// What is computed of a stage for a micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Pass {
     /// Activations.
@@ -38,13 +38,13 @@ impl Pass {
         Self::ALL[self as usize].1
     }
 
-    /// It makes the gradients of the stage's inputs.
+    /// Whether it makes the gradients of the stage's inputs.
     pub fn makes_input_gradients(self) -> bool {
         matches!(self, Pass::Backward | Pass::InputGradient)
     }
 
-    /// It makes the gradients of the stage's parameters, and is the last to read what the forward
-    /// pass has left.
+    /// Whether it makes the gradients of the stage's parameters, and is the last to read what the
+    /// forward pass has left.
     pub fn makes_weight_gradients(self) -> bool {
         matches!(self, Pass::Backward | Pass::WeightGradient)
     }
@@ -90,7 +90,7 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// One forward pass of each stage and no backward pass, where stages are placed so.
+    /// One forward pass of each stage and no backward pass, for this placement.
     pub fn forward(placement: &PrimaryMap<StageId, RankId>, ranks: usize) -> Rows {
         let mut rows: PrimaryMap<RankId, Vec<Action>> = (0..ranks).map(|_| Vec::new()).collect();
         for (stage, &rank) in placement {
@@ -99,7 +99,7 @@ impl Rows {
         Rows { placement: placement.clone(), rows, micro_batches: 1 }
     }
 
-    /// No stage performs a backward pass.
+    /// Whether no stage performs a backward pass.
     pub fn is_forward(&self) -> bool {
         self.rows.values().flatten().all(|action| action.pass == Pass::Forward)
     }
@@ -110,7 +110,7 @@ impl Rows {
         own.map(|(stage, _)| stage).collect()
     }
 
-    /// The backward pass of some stage is divided in two.
+    /// Whether the backward pass of some stage is divided in two.
     pub fn splits_backward(&self) -> bool {
         self.rows.values().flatten().any(|action| action.pass == Pass::InputGradient)
     }

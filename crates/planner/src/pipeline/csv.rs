@@ -1,6 +1,6 @@
 //! Rows as `torch.distributed.pipelining` reads and writes them: a line for each rank, tokens such
-//! as `2F0` with commas between them, nothing where a rank is idle. Invariant: what is written is
-//! read as it was; which rank has a stage follows from the lines in which it stands.
+//! as `2F0` with commas between them, nothing where a rank is idle. Invariant: what is written
+//! reads back the same; the rank of a stage follows from the lines in which it occurs.
 
 use cranelift_entity::{EntityRef, PrimaryMap};
 use thiserror::Error;
@@ -9,14 +9,14 @@ use crate::id::{RankId, StageId};
 use crate::pipeline::action::{Action, Pass, Rows};
 use crate::pipeline::validate::{RowsError, validate};
 
-/// Tokens of a file.
+/// Most tokens of a file.
 const MOST_TOKENS: usize = 1 << 22;
 
-/// Why a text has no rows.
+/// Why a text does not contain valid rows.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CsvError {
-    /// A token is none.
+    /// A token is invalid.
     #[error(
         "line {line}: `{found}` is no action; one reads like 2F0: the stage, F, B, I or W, and the \
          micro-batch"
@@ -35,7 +35,7 @@ pub enum CsvError {
         /// The most actions of all lines.
         most: usize,
     },
-    /// A stage stands in no line, although a later one does.
+    /// A stage is in no line, although a later one is.
     #[error("stage {stage} stands in no line, but stage {last} does; stages are numbered from 0")]
     NoStage {
         /// The stage that is missing.
@@ -43,7 +43,7 @@ pub enum CsvError {
         /// The last stage.
         last: u32,
     },
-    /// The rows make no sense.
+    /// The rows are invalid.
     #[error(transparent)]
     Rows(#[from] RowsError),
 }
@@ -59,12 +59,12 @@ pub fn write_csv(rows: &Rows) -> String {
     text
 }
 
-/// The rows of a text, held to the rules.
+/// The rows of a text, checked against the rules.
 pub fn read_csv(text: &str) -> Result<Rows, CsvError> {
     let mut rows: PrimaryMap<RankId, Vec<Action>> = PrimaryMap::new();
     let mut owners: Vec<Option<RankId>> = Vec::new();
     let (mut tokens, mut micro_batches) = (0, 0);
-    // As editors save it: a mark of the encoding in front, empty lines behind.
+    // As editors save it: a byte order mark at the start, empty lines at the end.
     let text = text.trim_start_matches('\u{feff}').trim_end();
     for (index, line) in text.lines().enumerate() {
         let rank = rows.push(Vec::new());

@@ -1,5 +1,5 @@
-//! Cuts by hand: stages that begin where modules are called. Invariant: what is answered are places
-//! of the forward pass in its order, none of them its beginning.
+//! Cuts by hand: stages that begin where modules are called. Invariant: the results are places of
+//! the forward pass in its order, none of them its beginning.
 
 use thiserror::Error;
 
@@ -28,7 +28,7 @@ pub enum CutError {
         /// Its path.
         module: String,
     },
-    /// It is called with, or ahead of, the module before it.
+    /// It is not called after the module before it.
     #[error(
         "`{module}` is not called behind `{before}`; name modules in the order of the forward pass"
     )]
@@ -43,7 +43,7 @@ pub enum CutError {
 /// The nodes with which the first calls of modules begin.
 ///
 /// # Errors
-/// [`CutError`] where stages cannot begin there.
+/// [`CutError`] if stages cannot begin there.
 pub fn beginnings(graph: &Graph, modules: &[String]) -> Result<Vec<NodeId>, CutError> {
     let forward = forward(graph);
     let mut places: Vec<usize> = Vec::new();
@@ -62,8 +62,8 @@ pub fn beginnings(graph: &Graph, modules: &[String]) -> Result<Vec<NodeId>, CutE
     Ok(places.into_iter().map(|at| forward[at]).collect())
 }
 
-/// The layer behind the last one of each stage, where those behind the first begin with the layers
-/// of these nodes.
+/// One past the last layer of each stage, where all stages but the first begin with the layers of
+/// these nodes.
 pub fn ends(layers: &[Layer], beginnings: &[NodeId]) -> Vec<usize> {
     let of = |node: &NodeId| layers.iter().position(|layer| layer.nodes.contains(node));
     beginnings.iter().filter_map(of).chain([layers.len()]).collect()

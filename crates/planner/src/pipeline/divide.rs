@@ -1,13 +1,13 @@
-//! A step divided into stages: what each of its nodes is for. Invariant: every node that computes
+//! A step divided into stages: the role of each of its nodes. Invariant: every node that computes
 //! belongs to one pass of one stage, or to the update, or depends on the batch and on constants
 //! alone; the backward pass of a stage computes the derivatives of its forward pass.
 //!
-//! Who decides is the forward pass: a stage is given for each of its nodes. A backward node follows
-//! the node whose derivative it computes. Where the graph does not say which one that is, it
-//! follows the parameter that it reads, else its module, else the latest activation that it reads;
-//! but it is never later than the earliest gradient. Where a parameter is read in several stages,
-//! its gradients are not summed for each micro-batch: each stage sums its own over the
-//! micro-batches, and their means are summed once, in the update.
+//! The forward pass decides: the stage of each of its nodes is given. A backward node follows the
+//! node whose derivative it computes. If the graph does not say which one that is, it follows the
+//! parameter that it reads, else its module, else the latest activation that it reads; but it is
+//! never later than the earliest gradient. If a parameter is read in several stages, its gradients
+//! are not summed for each micro-batch: each stage sums its own over the micro-batches, and their
+//! means are summed once, in the update.
 
 use std::collections::BTreeSet;
 
@@ -21,13 +21,13 @@ use crate::pipeline::error::PipelineError;
 use crate::pipeline::simulate::StageCost;
 use crate::profile::Profile;
 
-/// What a node is for.
+/// The role of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
     /// Computes nothing: a placeholder or a view.
     #[default]
     Nothing,
-    /// Depends on the batch and on constants alone, and is made wherever somebody reads it.
+    /// Depends on the batch and on constants alone, and is made wherever it is read.
     Anywhere,
     /// A pass of a stage; a backward pass in its two parts.
     Pass(StageId, Pass),
@@ -42,7 +42,7 @@ pub struct Division<'a> {
     pub graph: &'a Graph,
     /// The number of stages.
     pub stages: usize,
-    /// What each node is for.
+    /// The role of each node.
     pub roles: SecondaryMap<NodeId, Role>,
     /// What is summed over the micro-batches, in the order of the values.
     pub summed: BTreeSet<ValueId>,
@@ -54,11 +54,11 @@ impl<'a> Division<'a> {
         Division::new(graph, &SecondaryMap::with_default(StageId::from_u32(0)))
     }
 
-    /// Nodes of the forward pass belong to the stages that `of_forward` says.
+    /// Nodes of the forward pass belong to the stages given by `of_forward`.
     ///
     /// # Errors
-    /// [`PipelineError::NoMean`] where the update or whoever comes after the step reads what has no
-    /// mean over micro-batches.
+    /// [`PipelineError::NoMean`] if the update, or a reader of the step's outputs, needs a value
+    /// that has no mean over micro-batches.
     pub fn new(
         graph: &'a Graph,
         of_forward: &SecondaryMap<NodeId, StageId>,
@@ -96,8 +96,8 @@ impl<'a> Division<'a> {
         Ok(division)
     }
 
-    /// What each stage costs for a micro-batch where nothing is recomputed; what it holds and sends
-    /// is left open.
+    /// The costs of each stage for a micro-batch if nothing is recomputed; bytes held and sent are
+    /// not filled in.
     pub fn costs(&self, profile: &Profile) -> SecondaryMap<StageId, StageCost> {
         let mut costs: SecondaryMap<StageId, StageCost> = SecondaryMap::new();
         for (id, &role) in self.roles.iter() {
@@ -113,7 +113,7 @@ impl<'a> Division<'a> {
         costs
     }
 
-    /// The first backward pass, where the step has any.
+    /// The first backward pass, if the step has any.
     pub fn backward(&self) -> Option<Action> {
         let stages = self.roles.values().filter_map(|&role| match role {
             Role::Pass(stage, pass) if pass != Pass::Forward => Some(stage),
@@ -122,7 +122,7 @@ impl<'a> Division<'a> {
         stages.min().map(|stage| Action::new(stage.as_u32(), Pass::Backward, 0))
     }
 
-    /// The value that a value shows a part of, through views: what is made by a call or a
+    /// The value that a value is a view of, through any number of views: it is made by a call or a
     /// placeholder.
     pub fn root(&self, value: ValueId) -> ValueId {
         let (nodes, values) = (self.graph.nodes(), self.graph.values());
@@ -139,7 +139,7 @@ impl<'a> Division<'a> {
         root
     }
 
-    /// The role of the node that makes what a value shows.
+    /// The role of the node that makes a value, or what it is a view of.
     pub fn role_of(&self, value: ValueId) -> Role {
         self.roles[self.graph.values()[self.root(value)].producer]
     }
@@ -197,7 +197,7 @@ impl<'a> Division<'a> {
         }
     }
 
-    /// The stage of a backward node of which the graph does not say whose derivative it computes.
+    /// The stage of a backward node for which the graph does not say whose derivative it computes.
     fn follow(&self, id: NodeId, known: &Known) -> StageId {
         let (graph, node) = (self.graph, &self.graph.nodes()[id]);
         let (mut gradients, mut activations): (Option<StageId>, Option<StageId>) = (None, None);
@@ -213,7 +213,7 @@ impl<'a> Division<'a> {
                 gradients = Some(gradients.map_or(stage, |least| least.min(stage)));
             }
         }
-        // What sums gradients may be said to lie in any module.
+        // Nodes that sum gradients may be marked with any module.
         let is_sum = node.operator == Some(Operator::AddTensor) && activations.is_none();
         let module = known.modules[node.module].flatten().filter(|_| !is_sum);
         let stage = parameter.or(module).or(activations);
@@ -301,7 +301,7 @@ impl<'a> Division<'a> {
     }
 }
 
-/// Where the forward pass has its modules and parameters: in one stage, or in several.
+/// Where the forward pass uses its modules and parameters: in one stage, or in several.
 struct Known {
     modules: SecondaryMap<ModuleId, Option<Option<StageId>>>,
     parameters: SecondaryMap<StorageId, Option<Option<StageId>>>,
@@ -331,8 +331,8 @@ impl Known {
     }
 }
 
-/// What the micro-batches make and the update or whoever comes after the step reads; that has a
-/// mean where it `has_means`.
+/// What the micro-batches make and the update, or a reader of the step's outputs, reads; if
+/// `has_means`, it must have a mean.
 fn summed(graph: &Graph, has_means: bool) -> Result<BTreeSet<ValueId>, PipelineError> {
     let (nodes, values) = (graph.nodes(), graph.values());
     let updates = nodes.values().filter(|node| node.phase == Phase::Optimizer);

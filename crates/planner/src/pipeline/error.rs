@@ -1,4 +1,4 @@
-//! Why a step is not divided. Invariant: each variant names the nodes that it speaks of.
+//! Why a step is not divided. Invariant: each variant names the nodes concerned.
 
 use thiserror::Error;
 
@@ -13,7 +13,7 @@ pub enum PipelineError {
     /// There are no micro-batches.
     #[error("an update needs at least one micro-batch")]
     NoMicroBatch,
-    /// The nodes of all micro-batches are too many.
+    /// The nodes of all micro-batches exceed the limit.
     #[error(
         "{micro_batches} micro-batches of {nodes} nodes are more than the {most} nodes that a \
          graph may have; take fewer, of more rows each"
@@ -26,7 +26,7 @@ pub enum PipelineError {
         /// The nodes that a graph may have.
         most: usize,
     },
-    /// A plan has no number for some of them.
+    /// There are more micro-batches than a plan can number.
     #[error(
         "{micro_batches} micro-batches are more than the {most} that a plan can number; take \
          fewer, of more rows each"
@@ -43,12 +43,12 @@ pub enum PipelineError {
          micro-batches"
     )]
     NothingMade,
-    /// The forward pass has no place for so many cuts.
+    /// The forward pass cannot be cut into this many stages.
     #[error(
         "{stages} stages are asked for, and the forward pass has {layers} layers to cut between"
     )]
     TooManyStages {
-        /// The stages that are asked for.
+        /// The requested stages.
         stages: usize,
         /// The layers that there are.
         layers: usize,
@@ -63,10 +63,10 @@ pub enum PipelineError {
         node: String,
         /// Its type and shape.
         what: String,
-        /// Who reads it.
+        /// The reader.
         reader: String,
     },
-    /// A node reads what its micro-batch does not have in that form.
+    /// A node reads a value that does not exist in that form for its micro-batch.
     #[error(
         "`{node}` of one micro-batch reads what `{made}` makes, which is not there for every \
          micro-batch, or not in this form"
@@ -77,7 +77,7 @@ pub enum PipelineError {
         /// The name of the node that makes the value.
         made: String,
     },
-    /// A stage reads what is made behind it.
+    /// A stage reads what a later one makes.
     #[error(
         "`{node}` of {stage} reads what `{made}` of {from} makes: activations go to later stages \
          and gradients to earlier ones, so a layer that is visited again is a stage of its own"
@@ -105,7 +105,7 @@ pub enum PipelineError {
         /// The stage that reads it.
         reader: StageId,
     },
-    /// The rows make no sense.
+    /// The rows are invalid.
     #[error(transparent)]
     Rows(#[from] RowsError),
     /// The rows are of another number of stages than the step.
@@ -116,7 +116,7 @@ pub enum PipelineError {
         /// The stages of the rows.
         rows: usize,
     },
-    /// The nodes are no graph.
+    /// The nodes do not form a graph.
     #[error(transparent)]
     Graph(#[from] GraphError),
 }

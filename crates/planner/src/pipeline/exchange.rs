@@ -1,10 +1,10 @@
 //! Which rank has what, and what goes from one to another. Invariant: whatever a node of a rank
-//! reads is made there, or is sent there by the one rank that is said to; and both sides give a
+//! reads is made there, or sent there by the one rank designated for it; and both sides give a
 //! message the same number.
 //!
 //! A message is one tensor: for a micro-batch, an activation or a gradient that one stage makes and
 //! another reads; or, once for all micro-batches, what an update on one rank makes for updates on
-//! another. A tensor that is read through views is sent as it was made, and shown there.
+//! another. A tensor that is read through views is sent as it was made, and viewed at the receiver.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,16 +25,16 @@ pub struct Message {
     pub from: RankId,
     /// The rank that reads it.
     pub to: RankId,
-    /// The micro-batch that it belongs to; none where it belongs to the update.
+    /// The micro-batch that it belongs to; `None` for the update.
     pub micro_batch: Option<MicroBatchId>,
 }
 
-/// Something that was sent and may have to be waited for.
+/// A value that was sent and may have to be waited for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct UnderWay {
     /// Its value in the step.
     pub value: ValueId,
-    /// Its micro-batch; none where it belongs to the update.
+    /// Its micro-batch; `None` for the update.
     pub micro_batch: Option<MicroBatchId>,
     /// The number of the message.
     pub message: usize,
@@ -47,7 +47,7 @@ pub(super) enum Part {
     Update(RankId),
 }
 
-/// Who has what.
+/// Which rank has what.
 #[derive(Clone, Debug)]
 pub(super) struct Exchange {
     /// The ranks that run each node; the first one sends what it makes.
@@ -58,14 +58,15 @@ pub(super) struct Exchange {
     given: PrimaryMap<RankId, BTreeSet<NodeId>>,
     /// All messages, by their numbers.
     pub messages: Vec<Message>,
-    /// The first number of what goes to a rank: for the micro-batches in turn, or for the update.
+    /// The first number of the messages of a value to a rank: for the micro-batches in turn, or for
+    /// the update.
     numbers: BTreeMap<(bool, ValueId, RankId), usize>,
-    /// What each part reads that is sent to its rank for each micro-batch.
+    /// The values that each part reads and that are sent to its rank for each micro-batch.
     received: BTreeMap<Part, Vec<ValueId>>,
 }
 
 impl Exchange {
-    /// Who has what where stages are placed so.
+    /// Which rank has what for this placement of stages.
     pub fn new(
         division: &Division<'_>,
         placement: &PrimaryMap<StageId, RankId>,
@@ -95,7 +96,7 @@ impl Exchange {
                 parts.entry(Part::Update(rank)).or_default().push(id);
             }
         }
-        // What each part reads from elsewhere.
+        // The values that each part reads from elsewhere.
         let mut wanted: BTreeSet<(bool, ValueId, RankId)> = BTreeSet::new();
         for (&part, nodes) in &parts {
             let rank = match part {
@@ -109,7 +110,7 @@ impl Exchange {
                 }
             }
         }
-        // Nobody reads the rest; one rank keeps it.
+        // The rest is not read; one rank keeps it.
         for (placeholder, _) in graph.placeholder_storages() {
             if !exchange.given.values().any(|given| given.contains(&placeholder)) {
                 exchange.given[RankId::from_u32(0)].insert(placeholder);
@@ -126,17 +127,17 @@ impl Exchange {
         Ok(exchange)
     }
 
-    /// A rank runs a node.
+    /// Whether a rank runs a node.
     pub fn runs(&self, node: NodeId, rank: RankId) -> bool {
         self.runs_on[node].contains(&rank)
     }
 
-    /// A rank reads a placeholder.
+    /// Whether a rank reads a placeholder.
     pub(super) fn is_given(&self, placeholder: NodeId, rank: RankId) -> bool {
         self.given[rank].contains(&placeholder)
     }
 
-    /// The rank that makes a value, or its mean over the micro-batches; of what stays, the first
+    /// The rank that makes a value, or its mean over the micro-batches; for what stays, the first
     /// one that holds it.
     pub fn home(&self, division: &Division<'_>, value: ValueId) -> RankId {
         let producer = division.graph.values()[division.root(value)].producer;
@@ -146,7 +147,7 @@ impl Exchange {
         self.runs_on[producer].first().copied().or(holds).unwrap_or(first)
     }
 
-    /// The number of a message to a rank: of a micro-batch, or of the update.
+    /// The number of a message to a rank, for a micro-batch or for the update.
     pub(super) fn number(
         &self,
         value: ValueId,
@@ -180,8 +181,8 @@ impl Exchange {
         numbered.collect()
     }
 
-    /// When each message is read first, where the actions of a rank begin at these times; that of
-    /// an update later than all of them.
+    /// When each message is first read, given the times at which the actions of a rank begin;
+    /// messages of an update count as later than all of them.
     pub(super) fn first_reads(
         &self,
         rows: &Rows,
@@ -201,8 +202,8 @@ impl Exchange {
         first
     }
 
-    /// Whose parameters are whose: a rank holds what its passes read. What a pass writes no other
-    /// stage reads, since its micro-batches would not come in turn.
+    /// Determines which rank holds which parameters: those that its passes read. What a pass writes
+    /// must not be read by another stage, since its micro-batches would not come in turn.
     fn own(
         &mut self,
         division: &Division<'_>,
@@ -232,7 +233,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// Where updates run: those that write, wherever somebody holds what they write; the others
+    /// Where updates run: those that write, on every rank that holds what they write; the others
     /// once, on the first rank that they read from.
     fn update_on(&mut self, division: &Division<'_>) {
         let graph = division.graph;
@@ -241,7 +242,8 @@ impl Exchange {
         let writes = |id: NodeId| {
             graph.mutated(id).iter().copied().filter(|&storage| graph.is_persistent(storage))
         };
-        // What one node writes stays together; until nothing changes, since nodes may share some.
+        // What one node writes stays together; repeated until nothing changes, since nodes may
+        // share some.
         loop {
             let mut has_changed = false;
             for &id in &updates {
@@ -272,8 +274,8 @@ impl Exchange {
         }
     }
 
-    /// What the nodes of a part read that its rank does not make, and whether it belongs to the
-    /// update; placeholders are noted.
+    /// The values that the nodes of a part read and that its rank does not make, and whether each
+    /// belongs to the update; placeholders are recorded.
     fn reads(
         &mut self,
         division: &Division<'_>,

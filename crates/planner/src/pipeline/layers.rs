@@ -1,15 +1,16 @@
-//! Where a step may be cut into stages, and where it is cut unless somebody knows better.
-//! Invariant: a layer is a run of the forward pass in the order of the program, a whole module
-//! where that is fine enough; and stages are runs of layers.
+//! Where a step may be cut into stages, and where it is cut by default. Invariant: a layer is a run
+//! of the forward pass in the order of the program, a whole module if that is fine enough; and
+//! stages are runs of layers.
 //!
 //! The model is taken apart from the outermost module inwards: as long as there are too few parts,
 //! or one takes more than half of a stage's share of the time, the part that takes longest is
 //! replaced by the modules that it calls. What a module computes itself belongs to the call before
 //! it, and calls stay together unless less has to be sent between them than right before and right
-//! behind. Where modules do not suffice, the nodes of one are layers of their own.
+//! after. If modules do not suffice, the nodes of one are layers of their own.
 //!
-//! What the forward pass writes to buffers, such as running statistics, belongs to the layer that
-//! makes and reads them, wherever the program has it: exporters put it at the end.
+//! Writes of the forward pass to buffers, such as running statistics, belong to the layer that
+//! makes what is written and reads the buffers, wherever they are in the program: exporters put
+//! them at the end.
 
 use std::ops::Range;
 
@@ -25,14 +26,14 @@ use crate::units::{Bytes, Seconds};
 /// A run of the forward pass.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layer {
-    /// The call of a module that it begins with; `None` where it begins in the middle of one, or
-    /// with the model.
+    /// The call of a module that it begins with; `None` if it begins in the middle of one, or with
+    /// the model.
     pub begins: Option<Entry>,
     /// Its nodes, in the order of the program.
     pub nodes: Vec<NodeId>,
-    /// The time of its forward pass and of the backward pass through it.
+    /// The time of its forward pass and of its backward pass.
     pub seconds: Seconds,
-    /// What later layers read of it and of those before it.
+    /// Bytes that later layers read of it and of those before it.
     pub leaves: Bytes,
 }
 
@@ -41,12 +42,12 @@ pub struct Layer {
 pub struct Entry {
     /// The module's path.
     pub module: String,
-    /// Its earlier calls in the forward pass.
+    /// The number of its earlier calls in the forward pass.
     pub call: usize,
 }
 
-/// The same layers, but that each one begins with the call of a module, so that it can be named;
-/// the others belong to those before them.
+/// The same layers, merged so that each one begins with the call of a module and can be named; the
+/// others belong to those before them.
 pub fn at_modules(layers: Vec<Layer>) -> Vec<Layer> {
     let mut whole: Vec<Layer> = Vec::new();
     for layer in layers {
@@ -62,17 +63,17 @@ pub fn at_modules(layers: Vec<Layer>) -> Vec<Layer> {
     whole
 }
 
-/// The forward pass, in the order of the program, but for what writes to buffers.
+/// The forward pass, in the order of the program, without the nodes that write to buffers.
 pub(super) fn forward(graph: &Graph) -> Vec<NodeId> {
     let nodes = graph.nodes();
     let is_placed = |&id: &NodeId| nodes[id].phase.is_forward() && !writes_what_stays(graph, id);
     nodes.keys().filter(is_placed).collect()
 }
 
-/// The forward pass as layers, at least one for each of so many stages.
+/// The forward pass as layers, at least one for each stage.
 ///
 /// # Errors
-/// [`PipelineError::TooManyStages`] where the forward pass has fewer nodes.
+/// [`PipelineError::TooManyStages`] if the forward pass has fewer nodes.
 pub fn layers(
     graph: &Graph,
     profile: &Profile,
@@ -81,11 +82,11 @@ pub fn layers(
     layers_beginning_with(graph, profile, stages, &[])
 }
 
-/// The same, where layers begin with each of these nodes, which are some of the forward pass in
+/// The same, with layers beginning at each of these nodes, which are nodes of the forward pass in
 /// its order.
 ///
 /// # Errors
-/// [`PipelineError::TooManyStages`] where the forward pass has fewer nodes.
+/// [`PipelineError::TooManyStages`] if the forward pass has fewer nodes.
 pub fn layers_beginning_with(
     graph: &Graph,
     profile: &Profile,
@@ -118,7 +119,7 @@ pub fn layers_beginning_with(
             }
             Some(_) | None if is_enough => break,
             _ => {
-                // No module is left: the longest part, node by node.
+                // No module is left: take the longest part apart node by node.
                 let several = parts.iter().enumerate().filter(|(_, part)| part.nodes.len() > 1);
                 let longest = several.map(|(index, part)| (whole(part), index));
                 let longest = longest.max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
@@ -144,19 +145,20 @@ pub fn layers_beginning_with(
     Ok(layers)
 }
 
-/// A node writes to what stays from step to step.
+/// Whether a node writes to a persistent storage.
 fn writes_what_stays(graph: &Graph, id: NodeId) -> bool {
     graph.mutated(id).iter().any(|&storage| graph.is_persistent(storage))
 }
 
-/// The layer of each forward node that lies in none so far, in the order of the program: the first
-/// one behind which all is made that the node reads, and all is read that it overwrites.
+/// The layer of each forward node that is in none so far, in the order of the program: the first
+/// one after which everything is made that the node reads, and everything is read that it
+/// overwrites.
 fn layers_of_writes(graph: &Graph, layers: &[Layer]) -> Vec<(NodeId, usize)> {
     let mut own: SecondaryMap<NodeId, Option<usize>> = SecondaryMap::new();
     for (index, layer) in layers.iter().enumerate() {
         layer.nodes.iter().for_each(|&node| own[node] = Some(index));
     }
-    // The layer that made a storage, or the last one that reads what stays.
+    // The layer that made a storage, or the last one that reads a persistent storage.
     let mut reached: SecondaryMap<StorageId, usize> = SecondaryMap::new();
     let mut found = Vec::new();
     for (id, _) in graph.nodes().iter().filter(|(_, node)| node.phase.is_forward()) {
@@ -174,8 +176,8 @@ fn layers_of_writes(graph: &Graph, layers: &[Layer]) -> Vec<(NodeId, usize)> {
     found
 }
 
-/// A run of forward nodes, by their places; `depth` is how many components of their modules' paths
-/// they have in common, where it can be taken apart.
+/// A run of forward nodes, by their places; `depth` is the number of components that the paths of
+/// their modules share, if it can be taken apart.
 #[derive(Clone, Debug)]
 struct Part {
     nodes: Range<usize>,
@@ -183,7 +185,7 @@ struct Part {
 }
 
 impl Part {
-    /// The calls that it is made of, or itself where it has none.
+    /// The calls that it is made of, or itself if there are none.
     fn calls(&self, graph: &Graph, forward: &[NodeId], crossing: &[Bytes]) -> Vec<Part> {
         let path = |at: usize| graph.module_of(forward[at]);
         let mut depth = self.depth.unwrap_or(0);
@@ -230,12 +232,12 @@ fn entry(graph: &Graph, forward: &[NodeId], at: usize) -> Option<Entry> {
     Some(Entry { module: module.to_string(), call })
 }
 
-/// A module is another one, or lies in it.
+/// Whether a module is another one, or lies in it.
 pub fn is_within(module: &str, other: &str) -> bool {
     module.strip_prefix(other).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// No less crosses right before this place and right behind it.
+/// Whether no less crosses right before this place and right after it.
 fn is_least(crossing: &[Bytes], at: usize) -> bool {
     let inner = 1..crossing.len() - 1;
     let differs = |&other: &usize| crossing[other] != crossing[at];
@@ -244,7 +246,7 @@ fn is_least(crossing: &[Bytes], at: usize) -> bool {
     before.into_iter().chain(behind).all(|other| crossing[other] > crossing[at])
 }
 
-/// The time of each forward node and of the backward nodes that differentiate it.
+/// The time of each forward node plus that of the backward nodes that differentiate it.
 fn seconds(graph: &Graph, profile: &Profile) -> SecondaryMap<NodeId, Seconds> {
     let mut seconds: SecondaryMap<NodeId, Seconds> = SecondaryMap::new();
     for (id, node) in graph.nodes() {
@@ -258,8 +260,7 @@ fn seconds(graph: &Graph, profile: &Profile) -> SecondaryMap<NodeId, Seconds> {
     seconds
 }
 
-/// What is made before each place of the forward pass and read there or behind it by the forward
-/// pass.
+/// Bytes made before each place of the forward pass and read there or after it by the forward pass.
 fn crossing(graph: &Graph, forward: &[NodeId]) -> Vec<Bytes> {
     let mut made: SecondaryMap<StorageId, Option<usize>> = SecondaryMap::new();
     let mut last: SecondaryMap<StorageId, usize> = SecondaryMap::new();
@@ -267,7 +268,7 @@ fn crossing(graph: &Graph, forward: &[NodeId]) -> Vec<Bytes> {
         graph.fresh(id).iter().for_each(|&storage| made[storage] = Some(at));
         graph.reads(id).iter().for_each(|&storage| last[storage] = at);
     }
-    // What begins to cross at a place, less what no longer does.
+    // Bytes that begin to cross at a place, less those that no longer do.
     let mut change = vec![0i128; forward.len() + 2];
     for (storage, &bytes) in graph.storages() {
         let Some(first) = made[storage].filter(|&first| first < last[storage]) else { continue };
@@ -282,11 +283,11 @@ fn crossing(graph: &Graph, forward: &[NodeId]) -> Vec<Bytes> {
     sums.collect()
 }
 
-/// Cuts layers into so many stages so that the one that takes longest takes as little time as can
-/// be, and of such cuts the one over which least is sent: the stage of each forward node.
+/// Cuts layers into stages so that the slowest stage takes as little time as possible, and, among
+/// such cuts, with the least to send: returns the stage of each forward node.
 ///
 /// # Errors
-/// [`PipelineError::TooManyStages`] where there are fewer layers.
+/// [`PipelineError::TooManyStages`] if there are fewer layers.
 pub fn cut_evenly(
     layers: &[Layer],
     stages: usize,
@@ -299,7 +300,7 @@ pub fn cut_evenly(
     for layer in layers {
         until.push(until[until.len() - 1] + layer.seconds.0);
     }
-    // First the least that the longest takes, then the least that is sent where none takes longer.
+    // First the least time of the slowest, then the least to send if none is slower.
     let longest = best_cuts(count, stages, f64::max, &|from, to| Some(until[to] - until[from]));
     let longest = longest.map_or(f64::INFINITY, |(longest, _)| longest);
     let sent = |from: usize, to: usize| {
@@ -312,7 +313,7 @@ pub fn cut_evenly(
     Ok(assign(layers, &cuts[1..]))
 }
 
-/// The stage of each forward node, where stages end behind these layers.
+/// The stage of each forward node, for stages that end after these layers.
 pub fn assign(layers: &[Layer], ends: &[usize]) -> SecondaryMap<NodeId, StageId> {
     let mut of_forward = SecondaryMap::with_default(StageId::from_u32(0));
     for (index, layer) in layers.iter().enumerate() {
@@ -324,15 +325,15 @@ pub fn assign(layers: &[Layer], ends: &[usize]) -> SecondaryMap<NodeId, StageId>
     of_forward
 }
 
-/// Divides so many layers into so many runs, none of them empty, so that what each costs, put
-/// together, is least: that, and where runs begin and end.
+/// Divides layers into runs, none of them empty, so that their costs, put together, are least:
+/// returns that, and where runs begin and end.
 pub(super) fn best_cuts(
     layers: usize,
     runs: usize,
     join: fn(f64, f64) -> f64,
     cost: &dyn Fn(usize, usize) -> Option<f64>,
 ) -> Option<(f64, Vec<usize>)> {
-    // For so many runs over the first layers: what they cost, and where the last one begins.
+    // For each number of runs over the first layers: their cost, and where the last one begins.
     let mut best: Vec<Vec<Option<(f64, usize)>>> = vec![vec![None; layers + 1]; runs + 1];
     best[0][0] = Some((0.0, 0));
     for run in 1..=runs {
@@ -356,9 +357,8 @@ pub(super) fn best_cuts(
     Some((least, cuts))
 }
 
-/// The stage of each forward node of another graph of the same model, such as that of its
-/// evaluation: nodes follow the parameters and buffers that they read, and the others what they
-/// read.
+/// The stage of each forward node of another graph of the same model, such as the one for
+/// evaluation: nodes follow the parameters and buffers that they read, or else their inputs.
 pub fn follow(division: &Division<'_>, graph: &Graph) -> SecondaryMap<NodeId, StageId> {
     let owners = owners(division);
     let first = StageId::from_u32(0);
@@ -371,7 +371,7 @@ pub fn follow(division: &Division<'_>, graph: &Graph) -> SecondaryMap<NodeId, St
             let producer = &graph.nodes()[graph.values()[input].producer];
             let name = producer.parameter.as_deref().filter(|_| producer.phase.is_persistent());
             let own = owners.iter().filter(|(owned, _)| Some(owned.as_str()) == name);
-            // Of several stages that share it, the first that all it reads has reached.
+            // Of several stages that share it, the first that is not before any of its inputs.
             let next = own.map(|&(_, stage)| stage).filter(|&stage| stage >= least).min();
             stage = stage.max(next.unwrap_or(least));
         }
@@ -381,7 +381,7 @@ pub fn follow(division: &Division<'_>, graph: &Graph) -> SecondaryMap<NodeId, St
     of_forward
 }
 
-/// What stays from step to step, with each stage whose passes read it.
+/// Persistent storages, each with every stage whose passes read it.
 fn owners(division: &Division<'_>) -> Vec<(String, StageId)> {
     let graph = division.graph;
     let mut placeholder: SecondaryMap<StorageId, Option<NodeId>> = SecondaryMap::new();

@@ -1,13 +1,13 @@
-//! What a rank sends and receives, as calls of its graph. Invariant: what is sent stays as it is
-//! from `tightfit.send` to `tightfit.sent`: the one writes a version of it, so that it cannot be
-//! computed again, and the other reads that.
+//! What a rank sends and receives, as calls of its graph. Invariant: what is sent does not change
+//! from `tightfit.send` to `tightfit.sent`: the first writes a version of it, so that it cannot be
+//! computed again, and the second reads that.
 //!
 //! `tightfit.incoming` is memory for a tensor; `tightfit.receive` fills it, which makes a version
-//! of it too. So no tensor that came from elsewhere is ever taken for one that can be made here.
-//! Between both, `tightfit.post` may say early where the tensor is to be put: from then on the
-//! memory belongs to the link, which a version says again. All but the first keep their order in
-//! every plan, as the checker makes sure, since ranks that wait for each other in another order
-//! might wait for ever.
+//! of it too. So a tensor that came from elsewhere is never taken for one that can be made here.
+//! Between the two, `tightfit.post` may announce early where the tensor is to be put: from then on
+//! the memory belongs to the link, which is again expressed by a version. All but the first keep
+//! their order in every plan, as the checker ensures, since ranks that wait for each other in
+//! another order might wait forever.
 
 use crate::graph::{NodeSpec, Phase, ValueSpec};
 use crate::id::{MicroBatchId, ModuleId, ValueId};
@@ -18,7 +18,7 @@ use crate::pipeline::unroll::{Unroll, dense_like};
 use crate::tensor::Argument;
 
 impl Unroll<'_> {
-    /// Waits for those of what is under way of which `is_due` is true.
+    /// Waits for those messages in flight for which `is_due` is true.
     pub fn wait(&mut self, is_due: impl Fn(&UnderWay) -> bool) {
         let (due, left) = self.under_way.drain(..).partition(is_due);
         self.under_way = left;
@@ -56,7 +56,8 @@ impl Unroll<'_> {
         }
     }
 
-    /// Says where what an action reads from elsewhere is to be put, where that was not said yet.
+    /// Announces where the values that an action receives are to be put, unless that was done
+    /// already.
     pub fn post(&mut self, action: &Action) {
         let micro_batch = Some(action.micro_batch);
         for (value, message) in self.exchange.received_by(self.rank, action) {
@@ -68,8 +69,8 @@ impl Unroll<'_> {
         }
     }
 
-    /// Appends the call that sends a tensor, that says where it is to be put, or that fills it with
-    /// what was received: a new version of it, which is what it answers.
+    /// Appends the call that sends a tensor, announces where it is to be put, or fills it with what
+    /// was received; returns the new version of it that this makes.
     fn exchanged(
         &mut self,
         operator: Operator,
@@ -113,7 +114,7 @@ impl Unroll<'_> {
         self.exchanged(Operator::Receive, value, micro_batch, message, place)
     }
 
-    /// Appends memory for a value that is to come.
+    /// Appends memory for a value that will arrive.
     fn incoming(
         &mut self,
         value: ValueId,
@@ -148,7 +149,7 @@ impl Unroll<'_> {
     }
 }
 
-/// Messages of updates belong to no module: those of their parameters may never be called.
+/// Messages of updates belong to no module: the modules of their parameters may never be called.
 fn module_of(micro_batch: Option<MicroBatchId>, module: ModuleId) -> ModuleId {
     micro_batch.map_or(ModuleId::from_u32(0), |_| module)
 }

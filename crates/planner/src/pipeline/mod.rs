@@ -1,6 +1,6 @@
-//! A step over several micro-batches, on one device or on several. Invariant: whatever a pipeline
-//! does becomes a graph, one for each rank, in which every micro-batch has nodes of its own; so
-//! planners, checker and engine need to know nothing of it.
+//! A step over several micro-batches, on one device or on several. Invariant: everything that a
+//! pipeline does becomes a graph, one for each rank, in which every micro-batch has nodes of its
+//! own; so planners, checker and engine need not know about it.
 
 mod accumulate;
 mod action;

@@ -1,12 +1,12 @@
 //! The graphs of the ranks of a pipeline. Invariant: together they compute the step over all
-//! micro-batches, each rank in the order of its row; and who executes each graph in its order,
-//! where `tightfit.receive` waits until the message was sent and `tightfit.sent` until it was
-//! received, comes to the end of all of them.
+//! micro-batches, each rank in the order of its row; and executing each graph in its order, with
+//! `tightfit.receive` waiting until the message was sent and `tightfit.sent` until it was received,
+//! reaches the end of all of them.
 //!
-//! That holds since the rows were simulated: what is sent is waited for behind an action of the
-//! sender that ends later than the one begins that receives it, so on no way from one rank to
-//! another does that time go back. It is not the first such action: in the simulation all passes
-//! take as long, and where one takes longer its sender would stand still for nothing but memory.
+//! That holds because the rows were simulated: a send is waited for after an action of the sender
+//! that ends later than the beginning of the action that receives it, so on no path from one rank
+//! to another does that time go backwards. It is not the first such action: in the simulation all
+//! passes take equally long, and if one takes longer its sender would stall merely to save memory.
 
 use std::collections::BTreeMap;
 
@@ -23,22 +23,22 @@ use crate::pipeline::unroll::Unroll;
 use crate::pipeline::validate::RowsError;
 use crate::units::Seconds;
 
-/// How much longer messages take memory than the order of the rows asks for. Passes do not all take
-/// as long; so whoever sends or receives early waits less for the others.
+/// How much longer messages occupy memory than the order of the rows requires. Passes do not all
+/// take equally long, so ranks that send or receive early wait less for the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leeway {
-    /// How many actions before the one that reads a message its place is ready, so that it can
-    /// arrive beside these; with 0 it is ready when the receiver waits.
+    /// The number of actions before the one that reads a message at which its memory is ready, so
+    /// that it can arrive during these; with 0 it is ready when the receiver waits.
     pub ahead: usize,
-    /// By how many passes the end of a message is waited for later than it would be if all passes
-    /// took as long.
+    /// The number of passes by which the wait for the end of a message is later than it would be if
+    /// all passes took equally long.
     pub behind: u32,
 }
 
 impl Leeway {
     /// The least memory.
     pub const NONE: Leeway = Leeway { ahead: 0, behind: 0 };
-    /// What senders need in order not to stand still for receivers that take a little longer.
+    /// Enough that senders do not stall for receivers that take a little longer.
     pub const OF_SENDERS: Leeway = Leeway { ahead: 0, behind: 2 };
 }
 
@@ -51,15 +51,15 @@ pub struct Ranks {
     pub outputs: PrimaryMap<RankId, Vec<usize>>,
     /// The first node of each action of a rank's row, and of its update.
     pub begins: PrimaryMap<RankId, Vec<NodeId>>,
-    /// What goes from one to another, by the numbers that the graphs name.
+    /// The messages between ranks, by the numbers that the graphs use.
     pub messages: Vec<Message>,
 }
 
 /// The graphs of the ranks that perform `rows` of a divided step.
 ///
 /// # Errors
-/// [`PipelineError`] where the rows make no sense or are those of another division, or where what
-/// stays from step to step would have to be in two places.
+/// [`PipelineError`] if the rows are invalid or belong to another division, or if what stays from
+/// step to step would have to be in two places.
 pub fn ranks(division: &Division<'_>, rows: &Rows, leeway: Leeway) -> Result<Ranks, PipelineError> {
     let Rows { placement, micro_batches, .. } = rows;
     if division.stages > placement.len() {
@@ -112,7 +112,7 @@ pub fn ranks(division: &Division<'_>, rows: &Rows, leeway: Leeway) -> Result<Ran
     Ok(Ranks { graphs, outputs, begins, messages: exchange.messages })
 }
 
-/// Rows in time, where each pass of each stage takes as long.
+/// Times of rows, if each pass of each stage takes equally long.
 fn in_unit_time(rows: &Rows) -> Result<Simulated, PipelineError> {
     let cost = StageCost {
         forward: Seconds(1.0),

@@ -1,9 +1,9 @@
-//! When the ranks of a pipeline do what, and how much each of them holds. Invariant: an action
-//! begins as soon as its rank has done what stands before it in the row and what it needs has
-//! arrived, and never before.
+//! When the ranks of a pipeline perform their actions, and how much each of them holds. Invariant:
+//! an action begins as soon as its rank has finished the actions before it in the row and its
+//! inputs have arrived, and never before.
 //!
 //! A rank holds the activations of a stage for a micro-batch from the beginning of its forward pass
-//! to the end of the pass that makes its weights' gradients; `kept` says what share of them is left
+//! to the end of the pass that makes its weights' gradients; `kept` says how much of them is left
 //! once the gradients of its inputs are made.
 
 use cranelift_entity::{PrimaryMap, SecondaryMap};
@@ -13,7 +13,7 @@ use crate::pipeline::action::{Action, Pass, Rows};
 use crate::pipeline::validate::{Made, RowsError, needs, validate};
 use crate::units::{Bytes, Seconds};
 
-/// What a stage costs for one micro-batch.
+/// The costs of a stage for one micro-batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StageCost {
     /// Time of the forward pass.
@@ -24,9 +24,9 @@ pub struct StageCost {
     pub weight_gradient: Seconds,
     /// Time that activations take to the rank of the next stage, and gradients from there.
     pub transfer: Seconds,
-    /// What the forward pass leaves for the backward pass.
+    /// Bytes that the forward pass leaves for the backward pass.
     pub activations: Bytes,
-    /// What of that is left for the weights' gradients.
+    /// The part of these that is left for the weights' gradients.
     pub kept: Bytes,
 }
 
@@ -55,7 +55,7 @@ pub struct Performed {
 /// A pipeline in time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Simulated {
-    /// What each rank does when.
+    /// The actions of each rank with their times.
     pub ranks: PrimaryMap<RankId, Vec<Performed>>,
     /// The time from the first beginning to the last end.
     pub makespan: Seconds,
@@ -71,8 +71,8 @@ impl Simulated {
         if time > 0.0 { 1.0 - busy / time } else { 0.0 }
     }
 
-    /// The time from the first beginning to the last end of the rank that takes longest: what an
-    /// update costs where nothing makes the ranks begin together.
+    /// The time from the first beginning to the last end of the rank that takes longest: the cost
+    /// of an update if the ranks are not made to begin together.
     pub fn longest_row(&self) -> Seconds {
         let span = |row: &Vec<Performed>| match (row.first(), row.last()) {
             (Some(first), Some(last)) => last.end.0 - first.start.0,
@@ -82,10 +82,10 @@ impl Simulated {
     }
 }
 
-/// Performs rows whose stages have these costs.
+/// Performs valid rows, with these costs for the stages.
 ///
 /// # Errors
-/// [`RowsError`] where the rows make no sense.
+/// [`RowsError`] if the rows are invalid.
 pub fn simulate(
     rows: &Rows,
     costs: &SecondaryMap<StageId, StageCost>,
@@ -94,7 +94,7 @@ pub fn simulate(
     Ok(perform(rows, costs))
 }
 
-/// The same of rows that make sense.
+/// The same for rows known to be valid.
 pub(super) fn perform(rows: &Rows, costs: &SecondaryMap<StageId, StageCost>) -> Simulated {
     let mut made: Made<Seconds> = Made::new();
     let mut ranks: PrimaryMap<RankId, Vec<Performed>> =
@@ -119,7 +119,7 @@ pub(super) fn perform(rows: &Rows, costs: &SecondaryMap<StageId, StageCost>) -> 
     Simulated { ranks, makespan, peaks }
 }
 
-/// When an action begins on a rank that is free from then on; none where what it needs was not made
+/// When an action begins on a rank that is free from then on; `None` if its inputs do not exist
 /// yet.
 pub(super) fn begins(
     rows: &Rows,
@@ -132,7 +132,7 @@ pub(super) fn begins(
     for (is_other, need) in needs(rows.placement.len(), action) {
         let mut there = made.get(need)?.0;
         if is_other && rows.placement[need.stage] != rows.placement[action.stage] {
-            // Gradients take the way back over the border that activations came over.
+            // Gradients cross the same border as activations, in the other direction.
             there += costs[need.stage.min(action.stage)].transfer.0;
         }
         start = start.max(there);

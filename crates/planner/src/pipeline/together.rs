@@ -1,6 +1,6 @@
 //! The schedules of all ranks in time, each waiting for what the others send. Invariant: a call
-//! begins as soon as the one before it has ended and what it waits for has happened, and takes what
-//! its own timeline says.
+//! begins as soon as the one before it has ended and what it waits for has happened, and takes as
+//! long as in its own timeline.
 
 use cranelift_entity::PrimaryMap;
 
@@ -11,7 +11,7 @@ use crate::tensor::Argument;
 use crate::timeline::Timeline;
 use crate::units::Seconds;
 
-/// One rank beside the others.
+/// The times of one rank that runs together with the others.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RankInTime {
     /// When each call of its schedule begins.
@@ -29,9 +29,9 @@ struct Message {
     received: Option<Seconds>,
 }
 
-/// When each rank does what, where all begin at once and messages are under way for as long as
-/// `transfers` says by their numbers, those that it does not name for no time; `None` where they
-/// wait for each other for ever, which the schedules of [`ranks`](crate::pipeline::ranks) never do.
+/// When each rank runs its calls if all begin at once and messages take as long as `transfers` says
+/// by their numbers, and no time if it does not name them; `None` if they wait for each other
+/// forever, which the schedules of [`ranks`](crate::pipeline::ranks) never do.
 pub fn together<'a>(
     ranks: impl IntoIterator<Item = (&'a Graph, &'a Timeline)>,
     transfers: &[Seconds],
@@ -50,7 +50,7 @@ pub fn together<'a>(
                 let number = message(node);
                 let place = number.unwrap_or(0);
                 messages.resize(messages.len().max(place + 1), Message::default());
-                // Waiting for transfers stands in the timeline, as a gap between calls.
+                // Waits for transfers are in the timeline, as gaps between calls.
                 let last = time.starts.len().checked_sub(1).map(|last| timeline.calls[last]);
                 let free = last.map_or(0.0, |last| (last.start + last.seconds).0);
                 let ready = time.end.0 + (call.start.0 - free).max(0.0);

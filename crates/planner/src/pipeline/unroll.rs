@@ -1,7 +1,7 @@
-//! The nodes that a rank runs, once for each micro-batch. Invariant: what stays from step to step
-//! is there once, and every micro-batch reads its newest version; everything else each micro-batch
-//! has for itself, but for sums over micro-batches, which take up one summand after the other in
-//! the order in which the summands are made.
+//! The nodes that a rank runs, once for each micro-batch. Invariant: there is one copy of what
+//! stays from step to step, and every micro-batch reads its newest version; each micro-batch has
+//! its own copy of everything else, except for sums over micro-batches, which add one summand after
+//! another in the order in which the summands are made.
 
 use std::collections::BTreeMap;
 
@@ -24,14 +24,14 @@ pub fn name_of(name: &str, micro_batch: MicroBatchId) -> String {
     }
 }
 
-/// What stands for the parts of the step.
+/// Copies of the parts of the step.
 #[derive(Clone, Default)]
 struct Copies {
     nodes: SecondaryMap<NodeId, Option<NodeId>>,
     values: SecondaryMap<ValueId, Option<ValueId>>,
 }
 
-/// The graph of a rank in the making.
+/// The graph of a rank under construction.
 pub(super) struct Unroll<'a> {
     pub(super) graph: &'a Graph,
     pub(super) division: &'a Division<'a>,
@@ -41,27 +41,27 @@ pub(super) struct Unroll<'a> {
     micro_batches: u32,
     /// The tensor of each value of the new graph.
     pub(super) tensors: SecondaryMap<ValueId, Option<ValueSpec>>,
-    /// What stays from step to step, and what belongs to all micro-batches.
+    /// Copies of what stays from step to step, and of what belongs to all micro-batches.
     lasting: Copies,
-    /// The newest version of a storage that stays: the value of the step that it is, and what
-    /// stands for it.
+    /// The newest version of a storage that stays: the corresponding value of the step, and its
+    /// copy.
     newest: SecondaryMap<StorageId, Option<(ValueId, ValueId)>>,
-    /// What each micro-batch has for itself.
+    /// The copies of each micro-batch.
     own: Vec<Copies>,
-    /// What is summed of what a node makes, through views too.
+    /// The values to be summed that a node makes, including those read through views.
     summands: SecondaryMap<NodeId, Vec<ValueId>>,
-    /// The sum so far; behind the last summand the mean.
+    /// The sum so far; after the last summand the mean.
     sums: SecondaryMap<ValueId, Option<ValueId>>,
-    /// How many summands are in it.
+    /// The number of summands in it.
     summed: SecondaryMap<ValueId, u32>,
-    /// What was sent and was not waited for yet.
+    /// Sends that were not waited for yet.
     pub(super) under_way: Vec<UnderWay>,
-    /// Where messages are to be put that were not waited for yet.
+    /// Memory for messages that were not waited for yet.
     pub(super) posted: BTreeMap<usize, ValueId>,
 }
 
 impl<'a> Unroll<'a> {
-    /// The placeholders that a rank reads: those of the batch for each micro-batch.
+    /// Begins with the placeholders that a rank reads: those of the batch for each micro-batch.
     pub fn new(
         division: &'a Division<'a>,
         exchange: &'a Exchange,
@@ -105,8 +105,8 @@ impl<'a> Unroll<'a> {
         unroll
     }
 
-    /// Appends a node for a micro-batch, and behind it the sends of what it makes, and the sums
-    /// that take it up.
+    /// Appends a node for a micro-batch, followed by the sends of its outputs and the sums to which
+    /// they are added.
     pub fn run(&mut self, id: NodeId, micro_batch: MicroBatchId) -> Result<(), PipelineError> {
         let node = &self.graph.nodes()[id];
         let mut inputs = Vec::with_capacity(node.inputs.len());
@@ -138,8 +138,8 @@ impl<'a> Unroll<'a> {
         Ok(())
     }
 
-    /// The graph, with what stands for the outputs of the step that this rank makes, and their
-    /// numbers.
+    /// The graph, whose outputs are the copies of the step's outputs that this rank makes, and
+    /// their numbers in the step.
     pub fn build(mut self) -> Result<(Graph, Vec<usize>), PipelineError> {
         self.wait(|_| true);
         let outputs = self.graph.outputs().iter().enumerate();
@@ -158,8 +158,8 @@ impl<'a> Unroll<'a> {
         Ok((self.builder.build()?, here.into_iter().map(|(index, _)| index).collect()))
     }
 
-    /// What stands for a value behind all micro-batches: a mean, what an update makes, or what
-    /// stays as the last micro-batch leaves it.
+    /// The copy of a value after all micro-batches: a mean, what an update makes, or what stays, as
+    /// the last micro-batch leaves it.
     fn of_all(&mut self, reader: NodeId, value: ValueId) -> Result<ValueId, PipelineError> {
         let producer = self.graph.values()[value].producer;
         let is_mean = self.division.summed.contains(&value);
@@ -182,8 +182,8 @@ impl<'a> Unroll<'a> {
         self.value(reader, value, MicroBatchId::from_u32(self.micro_batches - 1))
     }
 
-    /// What stands for a value where a node of a micro-batch reads it. What shows it, and what
-    /// depends on the batch and on constants alone, is appended; so is what receives it.
+    /// The copy of a value for a reader in a micro-batch. Missing views, nodes that depend on the
+    /// batch and on constants alone, and receives are appended.
     fn value(
         &mut self,
         reader: NodeId,
@@ -223,7 +223,7 @@ impl<'a> Unroll<'a> {
         self.current(value, micro_batch).ok_or_else(|| self.missing(reader, value))
     }
 
-    /// What stands for a value in a micro-batch, where that is there.
+    /// The copy of a value in a micro-batch, if there is one.
     fn current(&self, value: ValueId, micro_batch: MicroBatchId) -> Option<ValueId> {
         if let Some(own) = self.own[micro_batch.index()].values[value] {
             return Some(own);
@@ -233,7 +233,7 @@ impl<'a> Unroll<'a> {
             return None;
         }
         match self.newest[values[value].storage] {
-            // An earlier micro-batch wrote what this one finds.
+            // An earlier micro-batch wrote what this one reads.
             Some((newest, made)) => (values[newest].tensor == values[value].tensor).then_some(made),
             None => self.lasting.values[value],
         }
@@ -245,7 +245,7 @@ impl<'a> Unroll<'a> {
         PipelineError::OfAnother { node: name(reader), made }
     }
 
-    /// Where it is noted what stands for a value: in a micro-batch, or behind all of them.
+    /// The table entry for the copy of a value: in a micro-batch, or after all of them.
     pub(super) fn place_of(
         &mut self,
         value: ValueId,
@@ -268,7 +268,7 @@ impl<'a> Unroll<'a> {
         let micro_batch = of.unwrap_or(MicroBatchId::WHOLE);
         let renamed = |value: ValueId| {
             let at = node.inputs.iter().position(|&input| input == value);
-            // The verifier lets no argument mention what is not among the inputs.
+            // The verifier ensures that arguments mention only what is among the inputs.
             at.map_or(value, |at| inputs[at])
         };
         // A storage that is not fresh is that of an input.
@@ -314,7 +314,7 @@ impl<'a> Unroll<'a> {
         }
     }
 
-    /// Takes up what a micro-batch has made of a value; the last one makes a mean of the sum.
+    /// Adds a micro-batch's value to the sum; the last one makes a mean of it.
     fn add(&mut self, value: ValueId, made: ValueId, micro_batch: MicroBatchId) {
         let sum = match self.sums[value] {
             None => made,
@@ -338,7 +338,7 @@ impl<'a> Unroll<'a> {
         self.send(value, None);
     }
 
-    /// Appends a call that makes a tensor like `value` of tensors like it.
+    /// Appends a call that makes a tensor like `value` from tensors like it.
     fn elementwise(
         &mut self,
         value: ValueId,
@@ -371,8 +371,8 @@ impl<'a> Unroll<'a> {
     }
 }
 
-/// A tensor of its own storage whose elements lie as those of `tensor` do where these leave no
-/// gaps, else in row-major order.
+/// A tensor with a storage of its own whose elements lie as those of `tensor` do if these leave no
+/// gaps, and otherwise in row-major order.
 pub(super) fn dense_like(tensor: &TensorType, storage: StorageId) -> ValueSpec {
     let contiguous = ValueSpec::contiguous(&tensor.shape, tensor.dtype, storage);
     if tensor.contiguous || !tensor.strides.as_ref().is_some_and(|s| is_dense(&tensor.shape, s)) {
@@ -381,7 +381,7 @@ pub(super) fn dense_like(tensor: &TensorType, storage: StorageId) -> ValueSpec {
     ValueSpec { contiguous: false, strides: tensor.strides.clone(), ..contiguous }
 }
 
-/// Some order of the dimensions makes the strides those of row-major order.
+/// Whether some order of the dimensions makes the strides row-major.
 fn is_dense(shape: &[u64], strides: &[u64]) -> bool {
     let mut order: Vec<usize> = (0..shape.len()).filter(|&d| shape[d] != 1).collect();
     order.sort_by_key(|&d| std::cmp::Reverse(strides[d]));

@@ -1,6 +1,6 @@
-//! Rows that make sense: each stage runs each of its passes once for each micro-batch, on one rank,
-//! and no rank waits for ever. Invariant: rows that pass are executed to their end by whoever
-//! executes each row in its order and sends what is made as soon as it is made; and every sum over
+//! Validates rows: each stage runs each of its passes once for each micro-batch, on one rank, and
+//! no rank waits forever. Invariant: rows that pass run to their end in any execution that performs
+//! each row in its order and sends results as soon as they are made; and every sum over
 //! micro-batches has one order.
 
 use std::collections::BTreeSet;
@@ -12,7 +12,7 @@ use thiserror::Error;
 use crate::id::{MicroBatchId, RankId, StageId};
 use crate::pipeline::action::{Action, Pass, Rows};
 
-/// Why rows make no sense.
+/// Why rows are invalid.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RowsError {
@@ -39,7 +39,7 @@ pub enum RowsError {
     UnknownStage {
         /// The rank.
         rank: RankId,
-        /// What it performs.
+        /// The action that it performs.
         action: Action,
         /// The number of stages.
         stages: usize,
@@ -49,7 +49,7 @@ pub enum RowsError {
     UnknownMicroBatch {
         /// The rank.
         rank: RankId,
-        /// What it performs.
+        /// The action that it performs.
         action: Action,
         /// The number of micro-batches.
         micro_batches: u32,
@@ -59,20 +59,20 @@ pub enum RowsError {
     TwoOwners {
         /// The rank.
         rank: RankId,
-        /// What it performs.
+        /// The action that it performs.
         action: Action,
         /// The rank of the stage.
         owner: RankId,
     },
-    /// An action stands twice.
+    /// An action occurs twice.
     #[error("{rank} performs {action} twice")]
     Duplicate {
         /// The rank.
         rank: RankId,
-        /// What it performs.
+        /// The action that it performs.
         action: Action,
     },
-    /// A backward pass stands there whole and in parts.
+    /// A backward pass occurs both whole and in parts.
     #[error("{rank} performs {action} as a whole and in parts")]
     WholeAndParts {
         /// The rank.
@@ -85,7 +85,7 @@ pub enum RowsError {
     Missing {
         /// The rank.
         rank: RankId,
-        /// What it does not perform.
+        /// The action that it does not perform.
         action: Action,
     },
     /// Statistics would be taken, or gradients summed, in another order than that of the
@@ -97,7 +97,7 @@ pub enum RowsError {
     Descending {
         /// The rank.
         rank: RankId,
-        /// What it performs.
+        /// The action that it performs.
         action: Action,
         /// The number of the micro-batch before it.
         after: u32,
@@ -107,7 +107,7 @@ pub enum RowsError {
     Deadlock(Waiting),
 }
 
-/// Who waits for what when nobody can go on.
+/// Which rank waits for which action, when no rank can go on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiting(pub Vec<(RankId, Action, Action)>);
 
@@ -121,8 +121,8 @@ impl fmt::Display for Waiting {
     }
 }
 
-/// Holds rows to the rules; where `descends`, but for the order in which gradients are summed. Rows
-/// without any backward pass are those of an evaluation.
+/// Checks rows against the rules; if `descends`, except for the order in which gradients are
+/// summed. Rows without any backward pass are those of an evaluation.
 pub fn validate(rows: &Rows, descends: bool) -> Result<(), RowsError> {
     let Rows { placement, rows: actions, micro_batches } = rows;
     let (stages, micro_batches) = (placement.len(), *micro_batches);
@@ -134,7 +134,7 @@ pub fn validate(rows: &Rows, descends: bool) -> Result<(), RowsError> {
             return Err(RowsError::NoRow { stage, rank, ranks: actions.len() });
         }
     }
-    // No table of stages and micro-batches: a few tokens may speak of a million of each.
+    // No table of stages and micro-batches: a few tokens may name a million of each.
     let mut seen: BTreeSet<Action> = BTreeSet::new();
     let mut last: SecondaryMap<StageId, [Option<u32>; 4]> = SecondaryMap::new();
     for (rank, row) in actions {
@@ -202,7 +202,7 @@ pub(super) fn needs(stages: usize, action: Action) -> impl Iterator<Item = (bool
     own.map(|own| (false, own)).into_iter().chain(other.map(|other| (true, other)))
 }
 
-/// What is there, for each stage, pass and micro-batch: a value, once it was made. A whole backward
+/// What exists, for each stage, pass and micro-batch: a value, once it was made. A whole backward
 /// pass makes what its first part makes.
 #[derive(Clone, Debug)]
 pub(super) struct Made<T: Clone>(SecondaryMap<StageId, [Vec<Option<T>>; 3]>);
@@ -236,7 +236,7 @@ impl<T: Copy> Made<T> {
     }
 }
 
-/// Performs all actions, each as soon as what it needs is there.
+/// Performs all actions, each as soon as its inputs exist.
 fn goes_on(rows: &Rows) -> Result<(), RowsError> {
     let stages = rows.placement.len();
     let mut made = Made::new();
@@ -264,7 +264,7 @@ fn goes_on(rows: &Rows) -> Result<(), RowsError> {
     }
 }
 
-/// The action that makes what `need` makes: a whole backward pass where that is not divided.
+/// The action that makes what `need` makes: a whole backward pass if it is not divided.
 fn as_performed(rows: &Rows, need: Action) -> Action {
     let whole = Action { pass: Pass::Backward, ..need };
     let is_whole =

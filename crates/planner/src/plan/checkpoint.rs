@@ -1,9 +1,10 @@
-//! Checkpointing of whole micro-batches: of those that it is for, nothing stays between forward and
-//! backward pass but what cannot be made again. Invariant: what another micro-batch keeps stays.
+//! Checkpointing of whole micro-batches: of those that are checkpointed, only what cannot be made
+//! again is held between forward and backward pass. Invariant: what another micro-batch keeps
+//! stays.
 //!
-//! Source: `torchgpipe` (Kim et al. 2020) and its like, whose `checkpoint` is one of `always`,
-//! `except_last` and `never`. There a stage runs again as a whole; here what the backward pass does
-//! not read stays as it was, so the last call of a stage is not repeated for nothing.
+//! Source: `torchgpipe` (Kim et al. 2020) and similar libraries, whose `checkpoint` is one of
+//! `always`, `except_last` and `never`. There a stage runs again as a whole; here what the backward
+//! pass does not read stays as it was, so the last call of a stage is not repeated needlessly.
 
 use crate::effort::Meter;
 use crate::id::NodeId;

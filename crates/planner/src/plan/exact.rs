@@ -1,7 +1,6 @@
-//! The fastest plan of a small step, as a mixed integer program. Invariant: what the program says
-//! of memory is what the simulation says, moment by moment; so its optimum is the best of all plans
-//! that repeat a forward node at most once, and in program order, in front of each node of the
-//! step.
+//! The fastest plan of a small step, as a mixed integer program. Invariant: the memory in the
+//! program is that of the simulation, moment by moment; so its optimum is the best of all plans
+//! that repeat a forward node at most once before each node of the step, and in program order.
 //!
 //! Source: Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor
 //! Rematerialization", MLSys 2020: stages and the variables R. Departures: see
@@ -23,8 +22,9 @@ use crate::units::Bytes;
 /// Most nodes that run; the program grows with their square.
 const MOST_NODES: usize = 80;
 
-/// The fastest plan, or the proof that the lowest one does not fit. The work of a solver cannot be
-/// counted, so the deadline has no floor; the best plan until then need not be the fastest.
+/// The fastest plan, or the proof that even the lowest one does not fit. The work of a solver
+/// cannot be counted, so the deadline has no floor; the best plan found by then need not be the
+/// fastest.
 pub fn exact(instance: Instance<'_>, budget: Bytes, meter: &Meter<'_>) -> Result<Plan, PlanError> {
     let order = instance.order;
     if let Ok(plan) = none(instance, budget) {
@@ -50,7 +50,7 @@ pub fn exact(instance: Instance<'_>, budget: Bytes, meter: &Meter<'_>) -> Result
     instance.within(budget, instance.plan(Planner::Exact, lowest))
 }
 
-/// A run that may take place: a node of the step, or a repetition in front of one.
+/// A run that may take place: a node of the step, or a repetition before one.
 struct PossibleRun {
     node: NodeId,
     /// The node of the step that it belongs to, by position.
@@ -66,8 +66,7 @@ struct Formulation<'a> {
     order: &'a [NodeId],
     milp: Milp,
     moments: Vec<PossibleRun>,
-    /// P: for each moment and storage, whether it is held there; absent where nobody decides about
-    /// it.
+    /// P: for each moment and storage, whether it is held there; absent if it is not a decision.
     held: Vec<SecondaryMap<StorageId, Option<Variable>>>,
 }
 
@@ -88,7 +87,7 @@ impl<'a> Formulation<'a> {
         formulation
     }
 
-    /// The moments, in order; a repetition is there where it can still be of use.
+    /// The moments, in order; repetitions are included where they can still be of use.
     fn runs(&mut self) {
         let graph = self.graph;
         let mut versions = Versions::default();
@@ -119,7 +118,7 @@ impl<'a> Formulation<'a> {
         }
     }
 
-    /// Storages whose residency is decided: what may be made again, and what that reads.
+    /// Storages whose residency is decided: what may be made again, and the inputs of that.
     fn decided(&self) -> SecondaryMap<StorageId, bool> {
         let mut decided: SecondaryMap<StorageId, bool> = SecondaryMap::new();
         for moment in self.moments.iter().filter(|moment| moment.run.is_some()) {
@@ -164,7 +163,7 @@ impl<'a> Formulation<'a> {
                     self.milp.row(constraint!(held >= run));
                 }
                 match (there[storage], made, moment.run) {
-                    // Held from the start, or made here for the first time.
+                    // It is held from the start, or made here for the first time.
                     (true, false, _) if before[storage].is_none() => {}
                     (false, ..) => there[storage] = true,
                     (true, made, run) => {
@@ -221,7 +220,7 @@ impl<'a> Formulation<'a> {
             match moment.run {
                 None => sum += workspace,
                 Some(run) => {
-                    // A second copy of what is kept is there while the node runs.
+                    // A second copy of a kept storage exists while the node runs.
                     let copies: f64 = self
                         .graph
                         .fresh(moment.node)
@@ -256,7 +255,7 @@ impl<'a> Formulation<'a> {
         }
     }
 
-    /// The optimum as a sequence of runs; `None` where there is none.
+    /// The optimum as a sequence of runs; `None` if there is none.
     fn solve(self, meter: &Meter<'_>) -> Result<Option<Vec<NodeId>>, PlanError> {
         let answer =
             self.milp.solve(0.0, meter).map_err(|reason| PlanError::Unsolved { reason })?;
@@ -268,9 +267,9 @@ impl<'a> Formulation<'a> {
     }
 }
 
-/// Bytes at a moment of the storages that nobody decides about: those of the unplanned step. A
+/// Bytes at a moment of the storages that are not decided: those of the unplanned step. A
 /// repetition runs between two nodes, where what dies at the first is gone and what the second
-/// makes is not there.
+/// makes does not exist yet.
 fn others(
     lives: &Liveness,
     moment: &PossibleRun,
@@ -288,8 +287,8 @@ fn others(
     alive.map(|life| bytes(life.storage)).sum()
 }
 
-/// Storages whose bytes the first output of a node may take over if they are not held any more,
-/// with 0 where they are.
+/// Storages whose bytes the first output of a node may take over if they are no longer held, with 0
+/// if they are.
 fn overwritable(
     (graph, profile): (&Graph, &Profile),
     lives: &Liveness,

@@ -1,5 +1,5 @@
-//! A budget refused, as data. Invariant: `needed` is a true lower bound for every schedule,
-//! `reached` bytes suffice for `plan`, which exists. What the data says in words stands in `words`.
+//! A refused budget, as data. Invariant: `needed` is a true lower bound for every schedule, and
+//! `reached` bytes suffice for `plan`, which exists. `words` renders the data in sentences.
 
 mod words;
 
@@ -25,40 +25,40 @@ pub struct LiveTensor {
 
 /// Why a budget cannot be met: the witness for a reader, and the figures for a program.
 ///
-/// Where `budget < needed`, no schedule of any planner fits. Otherwise none was found, and a budget
-/// of `reached` is one that the same planner meets; where it goes by predictions, addresses that
-/// pack badly may need a little more. `Display` says all of it in sentences.
+/// If `budget < needed`, no schedule of any planner fits. Otherwise none was found, and a budget of
+/// `reached` is one that the same planner meets; if it relies on predictions, addresses that pack
+/// badly may need a little more. `Display` says all of it in sentences.
 #[derive(Clone, Debug)]
 pub struct Infeasible {
-    /// The budget that was asked for.
+    /// The budget that was requested.
     pub budget: Bytes,
-    /// No schedule whatever needs less: at least the persistent bytes and the largest working set
-    /// of one node.
+    /// No schedule at all needs less: at least the persistent bytes and the largest working set of
+    /// one node.
     pub needed: Bytes,
-    /// The smallest budget known to be feasible: the peak of `plan`, or its slab where addresses
-    /// were asked for too.
+    /// The smallest budget known to be feasible: the peak of `plan`, or its slab if addresses were
+    /// requested too.
     pub reached: Bytes,
     /// The plan with the smallest peak that the planner knows.
     pub plan: Plan,
-    /// That peak; where the budget is no less, addresses are what does not fit.
+    /// That peak; if the budget is at least this, addresses are what does not fit.
     pub peak: Bytes,
-    /// The node where that plan peaks; absent where the plan runs nothing, because then the
+    /// The node where that plan peaks; absent if the plan runs nothing, because then the
     /// placeholders alone exceed the budget.
     pub binding: Option<Binding>,
     /// What is alive where the plan peaks, largest first.
     pub live: Vec<LiveTensor>,
-    /// What the planner predicted, where it goes by predictions and not by simulated peaks.
+    /// What the planner predicted, if it relies on predictions and not on simulated peaks.
     pub prediction: Option<Prediction>,
 }
 
-/// What a planner predicted of its plan for a refused budget, and what the plan does.
+/// What a planner predicted of its plan for a refused budget, and the simulated outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prediction {
-    /// What the plan was to save.
+    /// Bytes that the plan had to save.
     pub need: Bytes,
     /// How many activations were chosen.
     pub choices: usize,
-    /// The peak as predicted; more than the budget where no candidates were left.
+    /// The peak as predicted; more than the budget if no candidates were left.
     pub predicted: Bytes,
     /// The peak of the same plan, simulated.
     pub simulated: Bytes,
@@ -91,17 +91,17 @@ impl Infeasible {
         Infeasible { budget, needed, reached, plan, peak, binding, live, prediction: None }
     }
 
-    /// Whether no schedule whatever fits the budget; otherwise none was found.
+    /// Whether no schedule at all fits the budget; otherwise none was found.
     pub fn is_proven(&self) -> bool {
         self.budget < self.needed
     }
 }
 
 /// A lower bound for every schedule in every order: persistent bytes and one node's own storages
-/// and workspace; where the planner may move what is held, that node's alone.
+/// and workspace; if the planner may move tensors, those of that node alone.
 ///
-/// An output written over an input needs no bytes of its own, so where the machine reuses memory
-/// only the larger of inputs and outputs counts.
+/// An output written over an input needs no bytes of its own, so if the machine reuses memory only
+/// the larger of inputs and outputs counts.
 pub fn needed(graph: &Graph, profile: &Profile, planner: Planner) -> Bytes {
     let may_move = planner.moves() && profile.hierarchy.main_route().is_some();
     let persistent = |storage| !may_move && graph.is_persistent(storage);

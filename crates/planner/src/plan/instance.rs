@@ -1,5 +1,5 @@
 //! What is planned, and what a planner makes of it. Invariant: an instance's order has each node
-//! that computes once, after everything that it reads; a plan's peak and seconds are those of its
+//! that computes once, after all of its inputs; a plan's peak and seconds are those of its
 //! sequence, simulated.
 
 use crate::analysis::{MemoryCurve, Sequence, held, seconds};
@@ -26,7 +26,7 @@ pub struct Instance<'a> {
 pub struct Plan {
     /// The planner that made it.
     pub planner: Planner,
-    /// What is done, in order.
+    /// Runs and moves, in order.
     pub sequence: Sequence,
     /// The most bytes that it holds at once.
     pub peak: Bytes,
@@ -52,7 +52,7 @@ impl Plan {
 pub struct Simulation {
     /// The bytes that are held at each run.
     pub curve: MemoryCurve,
-    /// The seconds of all runs together, with those in which they wait for what moves.
+    /// The seconds of all runs together, including those in which they wait for transfers.
     pub seconds: Seconds,
 }
 
@@ -68,7 +68,7 @@ impl<'a> Instance<'a> {
         Instance { graph, profile, order }
     }
 
-    /// The way over which plans may move what they hold, where the machine has a tier.
+    /// The route over which plans may move tensors, if the machine has a tier.
     pub fn route(&self) -> Option<Route> {
         self.profile.hierarchy.main_route()
     }
@@ -88,7 +88,7 @@ impl<'a> Instance<'a> {
         Plan::new(self.graph, self.profile, planner, sequence.into())
     }
 
-    /// A plan, if it fits a budget, and otherwise the refusal that it is the lowest one known.
+    /// A plan, if it fits a budget, and otherwise a refusal with it as the lowest one known.
     pub(crate) fn within(self, budget: Bytes, plan: Plan) -> Result<Plan, PlanError> {
         match plan.peak <= budget {
             true => Ok(plan),
@@ -96,12 +96,12 @@ impl<'a> Instance<'a> {
         }
     }
 
-    /// The order of first runs, and nothing else, as a plan.
+    /// The order of first runs alone, as a plan.
     pub fn unplanned(&self, planner: Planner) -> Plan {
         self.plan(planner, self.order)
     }
 
-    /// Seconds of all first runs together, which no schedule is faster than.
+    /// Seconds of all first runs together; no schedule is faster.
     pub fn seconds(&self) -> Seconds {
         self.profile.total(self.order)
     }

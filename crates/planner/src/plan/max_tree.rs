@@ -1,10 +1,10 @@
-//! Bytes over the points of a step: add to a range, ask for the maximum and where it is. Invariant:
+//! Bytes over the points of a step: add to a range, query the maximum and its position. Invariant:
 //! `max` of an inner node is the maximum of its children plus what was added to the node as a
 //! whole.
 
 use crate::plan::quantity::ByteCount;
 
-/// Less than any sum, and far from the end of the numbers.
+/// Less than any sum, and far from overflow.
 const LEAST: ByteCount = ByteCount(i64::MIN / 4);
 
 /// A segment tree over points.
@@ -19,7 +19,7 @@ impl MaxTree {
     /// A tree over `values`.
     pub fn new(values: &[ByteCount]) -> MaxTree {
         let leaves = values.len().next_power_of_two();
-        // Unused leaves never win.
+        // Unused leaves are never the maximum.
         let mut max = vec![LEAST; 2 * leaves];
         max[leaves..leaves + values.len()].copy_from_slice(values);
         for node in (1..leaves).rev() {

@@ -1,11 +1,10 @@
-//! Mixed integer programs: variables, rows, what is minimised, and the solver behind it. Invariant:
-//! the solver is named here and nowhere else; without a limit of seconds, the same program has the
-//! same answer on every machine; and whoever asks goes on when time is up, whatever the solver
-//! does.
+//! Mixed integer programs: variables, rows, the objective, and the solver. Invariant: the solver is
+//! named here and nowhere else; without a limit of seconds, the same program has the same answer on
+//! every machine; and the caller goes on when time is up, whatever the solver does.
 //!
-//! The solver looks at its own clock once in a thousand pivots, which may take seconds, and hears
-//! of no interruption. So it works on a thread of its own, which is told the time that is left, and
-//! is left alone when time is up: it then ends at its next look at the clock, or with the process.
+//! The solver checks its own clock once in a thousand pivots, which may take seconds, and cannot be
+//! interrupted. So it works on a thread of its own, is told the remaining time, and is abandoned
+//! when time is up: it then ends at its next check of the clock, or with the process.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
@@ -28,45 +27,45 @@ use crate::units::{Bytes, Seconds};
 /// The solver of this build.
 pub const SOLVER: &str = if cfg!(feature = "highs") { "HiGHS" } else { "microlp" };
 
-/// How much a solver may be asked for; by default the optimum, however long it takes.
+/// What is asked of a solver; by default the optimum, however long it takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SolverLimits {
     /// How far above the optimum an answer may be, as a share of it.
     pub gap: f64,
-    /// Time that a plan may take, all of its programs together; absent: as long as they need. The
-    /// best answer until then is no optimum, and not the same on every machine.
+    /// Time that a plan may take, all of its programs together; absent: unlimited. The best answer
+    /// by then need not be optimal, nor the same on every machine.
     pub seconds: Option<Seconds>,
 }
 
 impl SolverLimits {
-    /// The effort of a plan, on the clock of whoever asks for it.
+    /// The effort of a plan, on the caller's clock.
     pub(super) fn effort<'a>(&self, clock: &'a (dyn Fn() -> Seconds + Sync)) -> Effort<'a> {
         let deadline = self.seconds.unwrap_or(Seconds(f64::INFINITY));
         Effort { deadline, clock, work: u64::MAX, ..Effort::default() }
     }
 }
 
-/// Time since an origin of its own, for plans that nobody interrupts: the clock that the solver has
-/// anyway.
+/// Time since an origin of its own, for plans that are not interrupted: the clock that the solver
+/// has anyway.
 pub(super) fn own_clock() -> impl Fn() -> Seconds + Sync {
     let start = Instant::now();
     move || Seconds(start.elapsed().as_secs_f64())
 }
 
-/// What gap is asked for where the solver fails with a smaller one.
+/// Gaps that are requested in turn when the solver fails with a smaller one.
 const LARGER_GAPS: [f64; 7] = [0.0, 0.0, 0.0, 1e-4, 1e-3, 1e-2, 0.1];
 
-/// The longest time that solvers can be told, in seconds: thirty years.
+/// The longest time limit that solvers accept, in seconds: thirty years.
 const LONGEST: f64 = 1e9;
-/// The part of the time that is left which the solver is told, so that its answer comes in time.
+/// Fraction of the remaining time that the solver is told, so that its answer comes in time.
 const TOLD: f64 = 0.9;
-/// Between two looks at whether time is up while the solver works.
+/// Time between checks of whether time is up while the solver works.
 const LOOK: Duration = Duration::from_millis(5);
-/// The gap of the coarse question that comes first where time is limited. A program without
-/// integers has no gap, and needs no other question.
+/// The gap of the coarse program that is solved first if time is limited. A program without
+/// integers has no gap, and needs no coarse one.
 pub const COARSE: f64 = 0.01;
 
-/// What a program on modules counts as one byte and one second, so that its figures are neither
+/// What a program on modules counts as one byte and one second, so that its numbers are neither
 /// large nor small.
 pub struct Scale {
     pub bytes: f64,
@@ -74,7 +73,7 @@ pub struct Scale {
 }
 
 impl Scale {
-    /// The baseline peak, and a hundredth of the baseline's seconds.
+    /// The baseline peakand a hundredth of the baseline's seconds.
     pub fn of(info: &ModuleInfo) -> Scale {
         let seconds = info.baseline_seconds().0 / 100.0;
         Scale {
@@ -99,7 +98,7 @@ pub enum Goal {
 }
 
 impl Goal {
-    /// What is least is asked for exactly, whatever gap is accepted in seconds.
+    /// The lowest peak is always sought exactly, whatever gap is accepted in seconds.
     pub fn gap(self, accepted: f64) -> f64 {
         match self {
             Goal::Fastest(_) => accepted,
@@ -108,12 +107,12 @@ impl Goal {
     }
 }
 
-/// How often a solver is asked for less because its answer did not fit.
+/// Most times that a solver is asked, each time for less because its answer did not fit.
 const MOST_ATTEMPTS: usize = 3;
 
-/// An answer within a budget although the solver's rows may be exceeded by a tolerance: where what
-/// it says takes more, it is asked again for as much less. `ask` answers for a target with a plan
-/// and the bytes that it really takes; `None` where it has no answer, or none that fits.
+/// An answer within a budget although the solver may exceed its rows by a tolerance: if its answer
+/// takes more, it is asked again for that much less. `ask` answers for a target with a plan and the
+/// bytes that it really takes; `None` if it has no answer, or none that fits.
 pub fn within_tolerance<P, E>(
     budget: Bytes,
     mut ask: impl FnMut(Bytes) -> Result<Option<(P, Bytes)>, E>,
@@ -129,12 +128,12 @@ pub fn within_tolerance<P, E>(
     Ok(None)
 }
 
-/// A mixed integer program in the making.
+/// A mixed integer program under construction.
 pub struct Milp {
     variables: ProblemVariables,
     added: Vec<Variable>,
     rows: Vec<Constraint>,
-    /// What is minimised.
+    /// The objective, which is minimised.
     pub objective: Expression,
 }
 
@@ -168,12 +167,13 @@ impl Milp {
         self.rows.push(row);
     }
 
-    /// The minimum, up to a gap; `None` where nothing satisfies all rows; else why the solver has
-    /// no answer.
+    /// The minimum, up to a gap; `None` if nothing satisfies all rows; an error says why the solver
+    /// has no answer.
     ///
-    /// Where time is limited, a coarse question comes first: that is often answered in a hundredth
-    /// of what the fine one takes, and what the fine one does not prove in half of the rest, the
-    /// coarse one has. What is left then is for the caller's next program.
+    /// If time is limited, a coarse program is solved first, often in a hundredth of the time of
+    /// the fine one; if the fine one proves nothing in half of the remaining time, the better of
+    /// the two answers counts, with the gap that the coarse one proves. The time left after that is
+    /// for the caller's next program.
     pub fn solve(self, gap: f64, meter: &Meter<'_>) -> Result<Option<MilpAnswer>, String> {
         if gap >= COARSE || meter.time_left().is_none() {
             return self.insist(gap, meter);
@@ -186,7 +186,7 @@ impl Milp {
             Ok(Some(fine)) => fine,
             Ok(None) | Err(_) => return Ok(Some(coarse)),
         };
-        // Gaps are shares of the upper or of the lower bound; this holds for both.
+        // Gaps are shares of the upper or of the lower bound; this covers both.
         let least = coarse.gap.map(|gap| coarse.minimum * (1.0 - gap));
         let best = if fine.minimum < coarse.minimum { fine } else { coarse };
         let gap =
@@ -194,8 +194,8 @@ impl Milp {
         Ok(Some(MilpAnswer { gap, ..best }))
     }
 
-    /// A solver in floating-point numbers may run into a basis that it cannot factor; then it is
-    /// asked the same with the rows in another order, which takes it another way, and with a larger
+    /// A floating-point solver may run into a basis that it cannot factor; it is then given the
+    /// same program with the rows in another order, which takes it another way, and with a larger
     /// gap, which ends it sooner.
     fn insist(&self, accepted: f64, meter: &Meter<'_>) -> Result<Option<MilpAnswer>, String> {
         let mut failed = TIME_IS_UP.to_string();
@@ -245,7 +245,7 @@ impl Milp {
                 let value = |variable| (variable, solution.value(variable));
                 (is_proven, added.into_iter().map(value).collect())
             });
-            // Where nobody waits any more, the answer is of no use.
+            // If the caller no longer waits, the answer is dropped.
             answer.send(solved).unwrap_or_default();
         };
         let failed = |error: std::io::Error| Failure::Unanswered(error.to_string());
@@ -270,7 +270,7 @@ impl Milp {
 enum Failure {
     /// Nothing satisfies all rows.
     Infeasible,
-    /// It says nothing of that; why not.
+    /// The solver did not decide that; the reason.
     Unanswered(String),
 }
 
@@ -283,14 +283,14 @@ impl From<ResolutionError> for Failure {
     }
 }
 
-/// Why there is no answer where time is up.
+/// Why there is no answer when time is up.
 const TIME_IS_UP: &str = "time is up";
 
 /// Values of the variables.
 pub struct MilpAnswer {
-    /// How far above the optimum it may be, as a share of it; absent where time was up.
+    /// How far above the optimum it may be, as a share of it; absent if time was up.
     pub gap: Option<f64>,
-    /// What the objective comes to.
+    /// The value of the objective.
     minimum: f64,
     values: HashMap<Variable, f64>,
 }

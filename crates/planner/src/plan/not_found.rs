@@ -1,4 +1,4 @@
-//! A planner whose time was up. Invariant: it proves nothing, and says so; what is proven stands in
+//! A planner that ran out of time. Invariant: it proves nothing, and says so; proofs are in
 //! `infeasible`.
 
 use std::fmt;
@@ -6,14 +6,14 @@ use std::fmt;
 use crate::plan::{Plan, PlanError, Planner};
 use crate::units::Bytes;
 
-/// What a planner had tried when its time was up, none of which fits.
+/// What a planner had tried when its time was up; none of it fits.
 #[derive(Clone, Debug)]
 pub struct NotFound {
-    /// The budget that it was asked for.
+    /// The budget that was requested.
     pub budget: Bytes,
     /// Plans that it had simulated.
     pub tried: usize,
-    /// The one with the smallest peak; the order that it was given where none is lower.
+    /// The one with the smallest peak; the given order if none is lower.
     pub plan: Plan,
     /// That peak.
     pub reached: Bytes,

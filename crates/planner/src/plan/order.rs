@@ -1,6 +1,6 @@
-//! The order that every planner starts from: updates as early as they may be, gradients that stay
-//! as late. Invariant: it respects every read and every version, and never peaks higher than the
-//! program order.
+//! The order that every planner starts from: updates as early as possible, and gradients that are
+//! kept as late as possible. Invariant: it respects every read and every version, and never peaks
+//! higher than the program order.
 
 use cranelift_entity::SecondaryMap;
 
@@ -10,10 +10,10 @@ use crate::id::{NodeId, StorageId};
 use crate::profile::Profile;
 use crate::units::Bytes;
 
-/// Moves each optimizer node up behind its gradient and behind the last reader of the versions that
-/// it overwrites, so that gradients die early; and what nobody in the step waits for, and that
-/// stays when it is made, to the end of the step where it holds less while it waits. Each is done
-/// only where it does not raise the peak.
+/// Moves each optimizer node up to just after its gradient and the last reader of the versions that
+/// it overwrites, so that gradients die early. Moves a node whose outputs are kept and read by no
+/// other node to the end of the step, if less is held that way. Each move is made only if it does
+/// not raise the peak.
 pub fn base_order(graph: &Graph, profile: &Profile) -> Vec<NodeId> {
     let peak = |order: &[NodeId]| held(graph, profile, &order.into()).peak;
     let mut order = graph.compute_nodes();
@@ -26,8 +26,8 @@ pub fn base_order(graph: &Graph, profile: &Profile) -> Vec<NodeId> {
     order
 }
 
-/// Whoever makes more bytes that stay than it reads, and is followed by nobody, goes last. What one
-/// of them reads is there for the others too.
+/// A node that makes more bytes that are kept than it reads, and that no later node depends on,
+/// goes last. What one such node reads counts as held for the others too.
 fn late_outputs(graph: &Graph, program: &[NodeId]) -> Vec<NodeId> {
     let mut is_touched: SecondaryMap<StorageId, bool> = SecondaryMap::new();
     let mut is_ended: SecondaryMap<StorageId, bool> = SecondaryMap::new();
@@ -66,8 +66,8 @@ fn late_outputs(graph: &Graph, program: &[NodeId]) -> Vec<NodeId> {
 fn early_updates(graph: &Graph, program: &[NodeId]) -> Vec<NodeId> {
     let is_update = |node: NodeId| graph.nodes()[node].phase == Phase::Optimizer;
     // Each update follows the last node before it that touches what it touches; so updates that
-    // depend on each other keep their order, and whoever reads a new version stays behind it. Slot
-    // n is right behind n nodes.
+    // depend on each other keep their order, and readers of a new version stay after it. Slot n
+    // comes right after the first n nodes.
     let mut last_access: SecondaryMap<StorageId, usize> = SecondaryMap::new();
     let mut waiting: Vec<Vec<NodeId>> = vec![Vec::new(); program.len() + 1];
     for (position, &node) in program.iter().enumerate() {

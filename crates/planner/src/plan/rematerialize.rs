@@ -1,8 +1,8 @@
 //! From a set of dropped nodes to a sequence of runs. Invariant: the sequence is closed over its
 //! inputs, and a node runs again only while every version that it reads is still there.
 //!
-//! A dropped node runs again just before its first backward access. What it reads is found where it
-//! lies, or, if that was dropped too, made again first; nodes made again for one access run in
+//! A dropped node runs again just before its first backward access. Its inputs are read where they
+//! lie or, if they were dropped too, made again first; nodes made again for one access run in
 //! program order.
 
 use cranelift_entity::SecondaryMap;
@@ -13,16 +13,16 @@ use crate::id::{NodeId, StorageId};
 /// What happens to the outputs of a node between forward and backward pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Retention {
-    /// They stay.
+    /// They are held.
     #[default]
     Save,
-    /// They go after the last forward access, and stay from the first time that they are made
-    /// again.
+    /// They are dropped after the last forward access, and held from the first time that they are
+    /// made again.
     Recompute,
-    /// Like `Recompute`, but made again as the source of another they go at once, and are made anew
-    /// at their own access.
+    /// Like `Recompute`, but when made again as the source of another tensor they are dropped at
+    /// once, and made again at their own access.
     RecomputeEachUse,
-    /// They stay, though no backward node may read them: what is made again finds them there.
+    /// They are held even if no backward node reads them, so that recomputations find them.
     Checkpoint,
 }
 
@@ -30,7 +30,7 @@ pub enum Retention {
 pub type Retentions = SecondaryMap<NodeId, Retention>;
 
 /// The sequence that `order` becomes. Forward nodes that no backward node reads are transparent:
-/// they are made again for whoever needs them, and held by nobody.
+/// they are made again for each node that needs them, and are never held.
 pub fn rematerialize(graph: &Graph, order: &[NodeId], retentions: &Retentions) -> Vec<NodeId> {
     Readers::new(graph, order).rematerialize(graph, order, retentions)
 }
@@ -38,7 +38,7 @@ pub fn rematerialize(graph: &Graph, order: &[NodeId], retentions: &Retentions) -
 /// Whether a node may ever run again: it does not mutate, and no storage that it makes is written
 /// in place later.
 ///
-/// Random nodes may: whoever executes the plan replays their seeds, and the engine refuses a random
+/// Random nodes may: the executor of the plan replays their seeds, and the engine refuses a random
 /// node without one.
 pub(super) fn may_run_again(
     graph: &Graph,
@@ -52,14 +52,14 @@ pub(super) fn may_run_again(
         && graph.fresh(node).iter().all(|&storage| !is_mutated[storage])
 }
 
-/// How often each storage has been written in place, at some point of a sequence.
+/// The number of times each storage has been written in place, at some point of a sequence.
 #[derive(Default)]
 pub(super) struct Versions {
     written: SecondaryMap<StorageId, u32>,
 }
 
 impl Versions {
-    /// Goes on behind a run.
+    /// Moves on to just after a run.
     pub fn advance(&mut self, graph: &Graph, node: NodeId) {
         for &storage in graph.mutated(node) {
             self.written[storage] += 1;
@@ -91,8 +91,8 @@ pub(super) fn mutated_storages(graph: &Graph) -> SecondaryMap<StorageId, bool> {
     mutated
 }
 
-/// `runs` with the node that makes a storage once more, before the run at a position; none where it
-/// may not run there, or the storage is there from the start.
+/// `runs` with the node that makes a storage once more, before the run at a position; `None` if it
+/// may not run there, or if the storage exists from the start.
 pub fn once_more(
     graph: &Graph,
     runs: &[NodeId],
@@ -106,10 +106,10 @@ pub fn once_more(
     (!is_first && legal(graph, &more) == more).then_some(more)
 }
 
-/// `runs` without the repeated runs that may not be (something that they read or make has been
-/// written in place since) and without those that make something for nobody. First runs stay, so
-/// whoever read a run that is left out finds the copy before it: any sequence in which first runs
-/// come in a legal order becomes a legal one.
+/// `runs` without the repeated runs that are not allowed (something that they read or make has been
+/// written in place since) and without those whose results are not read. First runs stay, so
+/// readers of a run that is left out find the earlier copy: any sequence in which first runs come
+/// in a legal order becomes a legal one.
 pub(super) fn legal(graph: &Graph, runs: &[NodeId]) -> Vec<NodeId> {
     let mut ran: SecondaryMap<NodeId, bool> = SecondaryMap::new();
     let mut versions = Versions::default();
@@ -125,7 +125,7 @@ pub(super) fn legal(graph: &Graph, runs: &[NodeId]) -> Vec<NodeId> {
     let mut wanted: SecondaryMap<StorageId, bool> = SecondaryMap::new();
     legal.reverse();
     legal.retain(|&(node, repeated)| {
-        // What is kept stays from its first run, and serves all reads.
+        // A kept storage stays from its first run, and serves all reads.
         let made =
             || graph.fresh(node).iter().filter(|&&storage| !(repeated && graph.is_kept(storage)));
         if repeated && !made().any(|&storage| wanted[storage]) {
@@ -142,7 +142,7 @@ pub(super) fn legal(graph: &Graph, runs: &[NodeId]) -> Vec<NodeId> {
     legal.into_iter().rev().map(|(node, _)| node).collect()
 }
 
-/// Facts of the graph and its order that the pass asks for again and again, whatever is recomputed.
+/// Facts of the graph and its order that the pass needs repeatedly, whatever is recomputed.
 pub(super) struct Readers {
     is_forward: SecondaryMap<NodeId, bool>,
     position: SecondaryMap<NodeId, u32>,
@@ -179,7 +179,7 @@ impl Readers {
         self.read_by_backward[node]
     }
 
-    /// [`rematerialize`], for one set of decisions after the other.
+    /// [`rematerialize`], for one set of decisions after another.
     pub fn rematerialize(
         &self,
         graph: &Graph,
@@ -233,7 +233,7 @@ struct Rematerialization<'a> {
 }
 
 impl Rematerialization<'_> {
-    /// Makes sure that `wanted` is there for the current access, which the backward node itself
+    /// Makes sure that `wanted` exists for the current access, which the backward node itself
     /// reads.
     fn make(&mut self, wanted: StorageId, again: &mut Vec<NodeId>) {
         let Some(node) = self.must_run_again(wanted, true) else { return };
@@ -248,14 +248,14 @@ impl Rematerialization<'_> {
         }
     }
 
-    /// The node that must run again for `storage` to be there now, if one must.
+    /// The node that must run again for `storage` to exist now, if any.
     fn must_run_again(&mut self, storage: StorageId, wanted: bool) -> Option<NodeId> {
         let node = self.graph.producer(storage)?;
         let retention = match self.retentions[node] {
             Retention::Save if !self.table.read_by_backward[node] => Retention::RecomputeEachUse,
             retention => retention,
         };
-        // A kept storage is there to the end, whatever is decided about its siblings.
+        // A kept storage lives to the end, whatever is decided about its siblings.
         let stays = matches!(retention, Retention::Save | Retention::Checkpoint);
         if stays || !self.table.again[node] || self.graph.is_kept(storage) {
             return None;
@@ -271,7 +271,7 @@ impl Rematerialization<'_> {
             }
             _ => {}
         }
-        // Too late: a version that it reads is gone, so what is there of it is held instead.
+        // Too late: a version that it reads is gone, so the existing copy is held instead.
         if self.graph.reads(node).iter().any(|&read| self.written[read]) {
             return None;
         }

@@ -1,15 +1,14 @@
-//! A plan as a graph: nodes in the plan's order, and what runs again as a node of its own.
-//! Invariant: over its own nodes, in their order and nothing recomputed, the rewritten graph holds
-//! what the plan holds and takes as long.
+//! A plan as a graph: nodes in the plan's order, with each recomputation as a node of its own.
+//! Invariant: run in its own order with nothing recomputed, the rewritten graph holds what the plan
+//! holds and takes as long.
 //!
-//! Each run makes storages of its own; whoever reads a storage reads its newest copy. Views are in
-//! no plan: one stands before the first node that reads it, and is made anew for each copy that is
-//! read through it. So whatever executes graphs node by node, and lets go of a tensor behind its
+//! Each run makes storages of its own; a reader of a storage reads its newest copy. Views are in no
+//! plan: each is placed before the first node that reads it, and made again for each copy that is
+//! read through it. So anything that executes graphs node by node, and frees a tensor after its
 //! last use, executes the plan.
 //!
 //! Source: Peng et al., "Capuchin", ASPLOS 2020, section 5.3, and the graph passes after it, which
-//! copy what is recomputed in front of its first backward access. `doc/theory/rewritten.md` says
-//! more.
+//! copy what is recomputed before its first backward access. `doc/theory/rewritten.md` says more.
 
 use std::collections::BTreeSet;
 
@@ -25,7 +24,8 @@ use crate::profile::Profile;
 #[derive(Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum RewriteError {
-    /// What is read lies in a storage that is there, but what shows it there did not run since.
+    /// The storage read exists, but the view through which it is read has not run since it was
+    /// made.
     #[error(
         "`{node}` reads what `{shows}` shows of a tensor that was made since `{shows}` ran; a \
          graph can say that of views only, and `{shows}` computes too"
@@ -36,12 +36,12 @@ pub enum RewriteError {
         /// The name of the node whose output is read.
         shows: String,
     },
-    /// The runs are those of no plan.
+    /// The runs do not belong to any plan.
     #[error(transparent)]
     Graph(#[from] GraphError),
 }
 
-/// A plan as a graph, and what it moves between the nodes of that graph.
+/// A plan as a graph, and the moves between the nodes of that graph.
 #[derive(Clone, Debug)]
 pub struct Rewritten {
     /// The graph.
@@ -50,22 +50,22 @@ pub struct Rewritten {
     pub moves: Vec<RewrittenMove>,
 }
 
-/// A move of a plan in the graph that its runs make.
+/// A move of a plan, in the rewritten graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RewrittenMove {
-    /// The node before which it happens; behind the last one, the number of nodes.
+    /// The node before which it happens; after the last one, the number of nodes.
     pub before: NodeId,
     /// The copy of the storage that moves.
     pub storage: StorageId,
-    /// The storage in the graph that was rewritten: what lies below stands for all of its copies.
+    /// The storage in the original graph; the copy in the lower tier serves all of its copies.
     pub original: StorageId,
     /// What happens to it.
     pub motion: Motion,
 }
 
-/// The graph that a plan's sequence makes of `graph`: every node that runs is in it, and finds what
-/// it reads. A node of the new graph overwrites what its run takes over, and nothing else; a move
-/// stands before the views that are made for the run after it.
+/// The graph that a plan's sequence makes of `graph`: it contains every node that runs, with
+/// everything that each reads. A node of the new graph overwrites what its run takes over, and
+/// nothing else; a move comes before the views that are made for the run after it.
 pub fn rewrite(
     graph: &Graph,
     profile: &Profile,
@@ -104,8 +104,8 @@ pub fn rewrite(
     Ok(Rewritten { graph: rewriting.builder.build()?, moves })
 }
 
-/// The phase of each run: a node that runs again serves whichever node runs for the first time
-/// next, and belongs to its pass.
+/// The phase of each run: a node that runs again serves the next node that runs for the first time,
+/// and belongs to its pass.
 fn phases(graph: &Graph, runs: &[NodeId]) -> Vec<Phase> {
     let mut ran: SecondaryMap<NodeId, bool> = SecondaryMap::new();
     let again: Vec<bool> =
@@ -123,7 +123,7 @@ fn phases(graph: &Graph, runs: &[NodeId]) -> Vec<Phase> {
     phases
 }
 
-/// The input that each run takes over, if any.
+/// The input that each run overwrites, if any.
 fn taken(graph: &Graph, profile: &Profile, runs: &[NodeId]) -> Vec<Option<ValueId>> {
     let lives = liveness(graph, profile, &runs.into());
     let of_run = |(&node, made): (&NodeId, &Vec<IntervalId>)| {
@@ -140,7 +140,7 @@ struct Rewriting<'a> {
     builder: GraphBuilder,
     /// The newest copy of each storage.
     copy: SecondaryMap<StorageId, Option<StorageId>>,
-    /// What stands for each value, and the copy of its storage that it lies in.
+    /// What represents each value, and the copy of its storage that it lies in.
     made: SecondaryMap<ValueId, Option<(StorageId, ValueId)>>,
     /// The first run of each node, and of each view.
     first: SecondaryMap<NodeId, Option<NodeId>>,
@@ -148,7 +148,7 @@ struct Rewriting<'a> {
 }
 
 impl Rewriting<'_> {
-    /// A move of the newest copy of a storage, before whatever is appended next.
+    /// A move of the newest copy of a storage, before the next appended node.
     fn moved(&self, storage: StorageId, motion: Motion) -> Result<RewrittenMove, RewriteError> {
         let before = self.builder.next_node();
         let copy = self.copy[storage].ok_or_else(|| {
@@ -159,20 +159,20 @@ impl Rewriting<'_> {
         Ok(RewrittenMove { before, storage: copy, original: storage, motion })
     }
 
-    /// What stands for a value in the newest copy of its storage.
+    /// What represents a value in the newest copy of its storage.
     fn current(&self, value: ValueId) -> Option<ValueId> {
         let (copy, made) = self.made[value]?;
         (Some(copy) == self.copy[self.graph.values()[value].storage]).then_some(made)
     }
 
-    /// The same, for a reader of some phase; views that are missing are made.
+    /// The same, for a reader of some phase; missing views are made.
     fn value(
         &mut self,
         value: ValueId,
         reader: &str,
         phase: Phase,
     ) -> Result<ValueId, RewriteError> {
-        // Views of views: the outermost is asked for, the innermost comes first.
+        // Views of views: the outermost is wanted, the innermost comes first.
         let mut missing = vec![value];
         while let Some(&wanted) = missing.last() {
             if self.current(wanted).is_some() {
@@ -191,8 +191,8 @@ impl Rewriting<'_> {
         self.current(value).ok_or_else(|| self.unreadable(value, reader))
     }
 
-    /// Why a value is not there: its storage is, but what made the value did not run since; or
-    /// nothing is.
+    /// Why a value is missing: its storage exists, but the node that makes the value has not run
+    /// since; or nothing exists.
     fn unreadable(&self, value: ValueId, reader: &str) -> RewriteError {
         let (node, made) = (reader.to_string(), &self.graph.values()[value]);
         match self.copy[made.storage] {
@@ -203,7 +203,7 @@ impl Rewriting<'_> {
         }
     }
 
-    /// The phase of a view that is made for a reader: its own, and where it was made before and the
+    /// The phase of a view that is made for a reader: its own, or, if it was made before and the
     /// forward pass is over, that of the backward pass.
     fn of_pass(&self, view: NodeId, reader: Phase) -> Phase {
         match self.first[view] {
@@ -226,7 +226,7 @@ impl Rewriting<'_> {
         }
         let renamed = |value: ValueId| {
             let at = node.inputs.iter().position(|&input| input == value);
-            // The verifier lets no argument mention what is not among the inputs.
+            // The verifier ensures that arguments mention only what is among the inputs.
             at.map_or(value, |at| inputs[at])
         };
         let kwargs = node.kwargs.iter();
@@ -249,8 +249,8 @@ impl Rewriting<'_> {
             }
         }
 
-        // What is kept stays from its first run and serves all reads; the same in a second run is
-        // for nobody.
+        // A kept storage stays from its first run and serves all reads; the same storage of a
+        // second run is not read.
         let mut fresh: Vec<(StorageId, StorageId)> = Vec::new();
         for &storage in self.graph.fresh(id) {
             let copy = self.builder.storage(self.graph.storages()[storage]);

@@ -1,6 +1,6 @@
-//! Measured seconds of calls. Invariant: two calls have the same signature exactly where they ask
-//! the same work of the engine: same operator, same constants, tensors of the same types, shapes
-//! and strides.
+//! Measured seconds of calls. Invariant: two calls have the same signature exactly if they ask the
+//! same work of the engine: same operator, same constants, tensors of the same types, shapes and
+//! strides.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -16,14 +16,14 @@ use crate::units::Seconds;
 /// Name and version of the file format.
 const FORMAT: &str = "tightfit-seconds/1";
 
-/// What a call asks of the engine, as text. Names, addresses and seeds are no part of it.
+/// The work that a call asks of the engine, as text. It contains no names, addresses or seeds.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Signature(String);
 
 impl Signature {
-    /// Of a node: `aten.mul.Tensor(%0 f32[8,64], 2.0) -> f32[8,64]`. Strides follow a shape that is
-    /// not contiguous; the number says which arguments are one and the same tensor.
+    /// The signature of a node: `aten.mul.Tensor(%0 f32[8,64], 2.0) -> f32[8,64]`. Strides follow a
+    /// shape that is not contiguous; the number shows which arguments are the same tensor.
     pub fn of(graph: &Graph, node: NodeId) -> Signature {
         let call = &graph.nodes()[node];
         let tensor = |value: ValueId| {
@@ -81,11 +81,11 @@ fn list(numbers: &[u64]) -> String {
     numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// A file that holds no seconds of this engine on this many threads.
+/// A file does not contain seconds for this engine on this many threads.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CallSecondsError {
-    /// The text is no JSON, or does not have the structure of the format.
+    /// The text is not JSON, or does not have the structure of the format.
     #[error("it cannot be read: {0}")]
     Json(#[from] serde_json::Error),
     /// The file is of another format.
@@ -102,7 +102,7 @@ pub enum CallSecondsError {
         /// The number of threads that it ran on.
         threads: u32,
     },
-    /// A call takes a time that no clock gives.
+    /// A call takes an impossible time.
     #[error(
         "`{signature}` takes {found:e} seconds, but must take a positive time of at most {:e} \
          seconds",
@@ -136,7 +136,7 @@ impl CallSeconds {
         }
     }
 
-    /// Reads a file's bytes; refuses what was measured otherwise.
+    /// Reads a file's bytes; refuses seconds that were measured otherwise.
     pub fn read(bytes: &[u8], engine: &str, threads: u32) -> Result<CallSeconds, CallSecondsError> {
         let table: CallSeconds = serde_json::from_slice(bytes)?;
         if table.format != FORMAT {
@@ -158,14 +158,14 @@ impl CallSeconds {
         serde_json::to_string_pretty(self).expect("a table of numbers by name is valid JSON")
     }
 
-    /// Sets the seconds of a call. A time that no clock gives is left out.
+    /// Sets the seconds of a call. An impossible time is ignored.
     pub fn record(&mut self, signature: Signature, seconds: Seconds) {
         if sensible(seconds) {
             self.seconds.insert(signature, seconds);
         }
     }
 
-    /// Takes over everything that `newer` knows.
+    /// Takes over all entries of `newer`.
     pub fn update(&mut self, newer: CallSeconds) {
         self.seconds.extend(newer.seconds);
     }
@@ -175,17 +175,17 @@ impl CallSeconds {
         self.seconds.get(signature).copied()
     }
 
-    /// Number of calls that it knows.
+    /// The number of calls that have entries.
     pub fn len(&self) -> usize {
         self.seconds.len()
     }
 
-    /// It knows no call.
+    /// Whether no call has an entry.
     pub fn is_empty(&self) -> bool {
         self.seconds.is_empty()
     }
 
-    /// Knows every call of a graph.
+    /// Whether every call of a graph has an entry.
     pub fn covers(&self, graph: &Graph) -> bool {
         graph
             .compute_nodes()

@@ -22,21 +22,21 @@ pub struct Profile {
     pub seconds: SecondaryMap<NodeId, Seconds>,
     /// The transient bytes of each node beyond inputs and outputs.
     pub workspace: SecondaryMap<NodeId, Bytes>,
-    /// Which dying inputs of the same layout a call may write its first output over.
+    /// Which dying inputs of the same layout the first output of a call may overwrite.
     pub reuse: Reuse,
-    /// Whose kernels the workspaces are of.
+    /// The runtime that the workspaces are for.
     pub runtime: Runtime,
-    /// How many threads the workspaces are for.
+    /// The number of threads that the workspaces are for.
     pub threads: u32,
-    /// What the runtime's tables take for each call that computes a node again.
+    /// Bytes of the runtime's tables for each call that computes a node again.
     pub repeated: Bytes,
     /// The memories of the machine and the lanes between them.
     pub hierarchy: Hierarchy,
 }
 
 impl Profile {
-    /// Measured seconds where the graph has them, else the machine's roofline; workspaces of the
-    /// operator table where the machine runs the engine, else the graph's.
+    /// Measured seconds if the graph has them, else the machine's roofline; workspaces of the
+    /// operator table if the machine runs the engine, else the graph's.
     pub fn new(graph: &Graph, machine: &Machine) -> Profile {
         let rules = machine.runtime.rules();
         let mut profile = Profile {
@@ -61,8 +61,8 @@ impl Profile {
         profile
     }
 
-    /// As [`Profile::new`], but where the machine runs the engine, calls that were measured on it
-    /// take what they took.
+    /// As [`Profile::new`], but if the machine runs the engine, calls that were measured on it take
+    /// their measured time.
     pub fn measured(graph: &Graph, machine: &Machine, table: &CallSeconds) -> Profile {
         let mut profile = Profile::new(graph, machine);
         if machine.runtime.rules().runs_here {
@@ -75,13 +75,14 @@ impl Profile {
         profile
     }
 
-    /// The same costs where every output has memory of its own, as in a step that nobody planned.
+    /// The same costs if every output has memory of its own, as in an unplanned step.
     pub fn without_reuse(self) -> Profile {
         Profile { reuse: Reuse::Nothing, ..self }
     }
 
-    /// Bytes of the slab that a sequence of runs leaves to the runtime's tables: what the runtime
-    /// takes anyway has room for each node, and for half as many repeated calls and a few more.
+    /// Bytes of the slab that a sequence of runs leaves to the runtime's tables: the memory that
+    /// the runtime takes anyway suffices for each node, and for half as many repeated calls and a
+    /// few more.
     pub fn left_to_tables(&self, graph: &Graph, runs: usize) -> Bytes {
         const FEW: usize = 256;
         let nodes = graph.compute_nodes().len();
@@ -94,8 +95,8 @@ impl Profile {
         runs.iter().map(|&node| self.seconds[node]).sum()
     }
 
-    /// Inputs of a node that its first output may take over where they die with it, the preferred
-    /// one first: they have its layout, and no other input sees the same storage differently.
+    /// Inputs of a node that its first output may take over if they die with it, the preferred one
+    /// first: they have its layout, and no other input sees the same storage differently.
     pub fn overwritable(&self, graph: &Graph, node: NodeId) -> Vec<ValueId> {
         let call = &graph.nodes()[node];
         let named: Vec<ValueId> = match (self.reuse, call.operator) {
@@ -113,7 +114,7 @@ impl Profile {
     }
 }
 
-/// What a graph says of reuse counts only where it says anything: without, nothing is looked for.
+/// A graph's reuse counts only if it says anything about it: if not, no reuse is looked for.
 fn reuse(graph: &Graph, rule: Reuse) -> Reuse {
     match rule {
         Reuse::OfGraph if graph.nodes().values().all(|node| node.overwrites.is_empty()) => {

@@ -3,7 +3,7 @@
 //!
 //! seconds = launch + max(flops / peak + elementary / elementary rate, bytes / bandwidth); without
 //! the middle term this is the roofline model (Williams, Waterman, Patterson 2009). That term
-//! counts exponential-like functions, which a processor, unlike a GPU, does not hide behind its
+//! counts exponential-like functions, which a processor, unlike a GPU, does not overlap with its
 //! memory traffic, and which take turns with its products.
 
 use crate::graph::Graph;

@@ -1,20 +1,19 @@
-//! Bytes within limits. Invariant: of a source that goes on for ever no more is read than its limit
-//! and one byte, of one string no more is passed on than its limit, and brackets are nested no
-//! deeper than theirs.
+//! Bytes within limits. Invariant: at most the limit and one byte are read of an endless source, at
+//! most its limit is passed on of one string, and brackets are nested no deeper than theirs.
 
 use std::io::{self, Read};
 
 use thiserror::Error;
 
-/// A source has more of something than what reads it allows.
+/// A source has more of something than its reader allows.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{what} of more than {most} {unit} is not read; no real one is that long")]
 pub struct Excess {
-    /// What has too much.
+    /// The thing that is too large.
     pub what: &'static str,
-    /// The most that it may have.
+    /// The largest allowed amount.
     pub most: u64,
-    /// Of what: bytes, mostly.
+    /// The unit of the amount: bytes, mostly.
     pub unit: &'static str,
 }
 
@@ -25,7 +24,7 @@ impl Excess {
     }
 }
 
-/// Brackets within brackets that serde_json reads.
+/// Most nested brackets that serde_json reads.
 const MOST_NESTED: u64 = 127;
 
 impl From<Excess> for io::Error {
@@ -34,12 +33,12 @@ impl From<Excess> for io::Error {
     }
 }
 
-/// The limit that an error of reading speaks of, if it does.
+/// The exceeded limit that a reading error reports, if there is one.
 pub fn excess(error: &io::Error) -> Option<&Excess> {
     error.get_ref()?.downcast_ref()
 }
 
-/// All of a source of at most `most` bytes; `what` is what it should hold, with its article.
+/// All of a source of at most `most` bytes; `what` names its contents, with an article.
 pub fn in_full(source: impl Read, most: u64, what: &'static str) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     source.take(most + 1).read_to_end(&mut bytes)?;
@@ -49,7 +48,7 @@ pub fn in_full(source: impl Read, most: u64, what: &'static str) -> io::Result<V
     Ok(bytes)
 }
 
-/// A source that fails where it has given more bytes than it may.
+/// A source that fails once it has given more bytes than allowed.
 pub(crate) struct Within<R> {
     source: R,
     left: u64,
@@ -57,7 +56,7 @@ pub(crate) struct Within<R> {
 }
 
 impl<R> Within<R> {
-    /// `what` is what it should hold, with its article.
+    /// `what` names its contents, with an article.
     pub fn new(source: R, most: u64, what: &'static str) -> Within<R> {
         Within { source, left: most, excess: Excess::of_bytes(what, most) }
     }
@@ -71,17 +70,17 @@ impl<R: Read> Read for Within<R> {
     }
 }
 
-/// A text of JSON that fails where a string has more bytes than it may, or where brackets are
-/// nested deeper than serde_json follows them: whoever parses it holds one string at a time, and
-/// each bracket around it, be it in a part that is passed over.
+/// A JSON text that fails if a string has more bytes than allowed, or if brackets are nested deeper
+/// than serde_json follows them: its parser holds one string at a time, and each bracket around it,
+/// even in parts that are skipped.
 pub(crate) struct BoundedText<R> {
     text: R,
     most: u64,
     /// Brackets that are open.
     depth: u64,
-    /// Bytes of the string so far, where the text is inside of one.
+    /// Bytes of the current string, if the text is inside one.
     inside: Option<u64>,
-    /// The next byte stands behind a backslash.
+    /// The next byte comes after a backslash.
     escaped: bool,
 }
 

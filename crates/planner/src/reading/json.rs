@@ -1,5 +1,5 @@
 //! JSON within limits, for the fields of files. Invariant: a list, a table, a text or a value is
-//! refused at the first part beyond its limit, so that what is held is never more than the limit.
+//! refused at the first part beyond its limit, so that never more than the limit is held.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -43,7 +43,7 @@ impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for AtMost<T,
     }
 }
 
-/// A table of at most `MOST` entries, in the order of the file; no key stands there twice.
+/// A table of at most `MOST` entries, in the order of the file; no key occurs twice.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Table<K, V, const MOST: usize>(pub Vec<(K, V)>);
 
@@ -124,8 +124,8 @@ impl<'de, const MOST: usize> Deserialize<'de> for Text<MOST> {
     }
 }
 
-/// Any value, of at most `MOST` parts: itself, and whatever is in it. A long string counts for as
-/// many parts as it would take room for.
+/// Any value, of at most `MOST` parts: itself, and everything in it. A long string counts as the
+/// number of parts whose memory it would take.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Bounded<const MOST: usize>(pub Value);
 
@@ -136,24 +136,24 @@ impl<'de, const MOST: usize> Deserialize<'de> for Bounded<MOST> {
     }
 }
 
-/// Bytes that one part takes room for.
+/// Bytes of memory that one part counts for.
 const PART: usize = 64;
 
-/// Takes a value apart, and counts.
+/// Reads a value part by part, and counts.
 pub(crate) struct Parts<'a> {
-    /// How many parts may follow.
+    /// The number of parts that may follow.
     pub left: &'a mut usize,
 }
 
 impl Parts<'_> {
-    /// So many parts less; as many may follow.
+    /// Takes this many parts from those that may follow.
     pub fn take<E: Error>(left: &mut usize, parts: usize) -> Result<(), E> {
         let fewer = left.checked_sub(parts);
         *left = fewer.ok_or_else(|| E::custom("a value has more parts than are read"))?;
         Ok(())
     }
 
-    /// As many parts less as a text takes room for.
+    /// Takes as many parts as a text needs memory for.
     pub fn take_text<E: Error>(left: &mut usize, text: &str) -> Result<(), E> {
         Parts::take(left, text.len() / PART)
     }
@@ -221,12 +221,12 @@ impl<'de> Visitor<'de> for Parts<'_> {
     }
 }
 
-/// The refusal of a list or a table that goes on.
+/// The refusal of a list or a table that is too long.
 pub(crate) fn too_many<E: Error>(what: &str, most: usize) -> E {
     E::custom(format_args!("{what} has more than {most} parts, the most that are read"))
 }
 
-/// The refusal of a table in which it is not clear what a key stands for.
+/// The refusal of a table in which a key occurs twice.
 fn stands_twice<E: Error>(key: &impl fmt::Display) -> E {
     E::custom(format_args!("the key `{key}` stands twice in a table"))
 }
@@ -240,7 +240,7 @@ mod tests {
     #[test]
     fn lists_and_tables_end_at_their_limit() {
         assert_eq!(from_str::<AtMost<u64, 3>>("[1, 2, 3]").unwrap().0, [1, 2, 3]);
-        // What follows is not even looked at.
+        // The rest is not even examined.
         let error = from_str::<AtMost<u64, 3>>("[1, 2, 3, 4, ?").unwrap_err().to_string();
         assert!(error.contains("a list has more than 3 parts"), "{error}");
         let table = from_str::<Table<String, u8, 2>>(r#"{"b": 1, "a": 2}"#).unwrap();

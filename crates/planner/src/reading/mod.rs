@@ -1,5 +1,5 @@
-//! Reading what others wrote. Invariant: no bytes whatever make a reader hold more than its limits
-//! and what it has accepted so far; what goes beyond is refused where it begins, unread.
+//! Reading external files. Invariant: no bytes whatever make a reader hold more than its limits and
+//! what it has accepted so far; anything beyond is refused where it begins, unread.
 
 mod bytes;
 mod json;

@@ -1,6 +1,6 @@
 //! Copies in the tier below the device. Invariant: a copy is held from its offload until nothing
-//! will be prefetched from it any more, so what is held there is never stale; and where it is kept
-//! from step to step, a step ends with the copies with which it began.
+//! more will be prefetched from it, so what is held there is never stale; and if it is kept from
+//! step to step, a step ends with the copies with which it began.
 
 use cranelift_entity::{EntityRef, SecondaryMap};
 
@@ -11,18 +11,19 @@ use crate::machine::Route;
 use crate::schedule::instruction::Instruction;
 use crate::schedule::transfer::{Movement, Transfer};
 
-/// Transfers of a sequence, while it becomes instructions.
+/// Transfers of a sequence while it is turned into instructions.
 pub(super) struct Below {
     moves: Vec<Move>,
     route: Route,
-    /// The number of the transfer of each move that has one, and whether a prefetch is the last one
-    /// of a copy.
+    /// The transfer number of each move that has one, and whether a prefetch is the last one of a
+    /// copy.
     facts: Vec<Fact>,
     /// The buffer of each storage that moves, in the tier.
     pub home: SecondaryMap<StorageId, Option<BufferId>>,
-    /// Under way from the device.
+    /// Transfer in flight from the device.
     leaving: SecondaryMap<StorageId, Option<TransferId>>,
-    /// Under way to the device, and whether the copy is needed no more when it has arrived.
+    /// Transfer in flight to the device, and whether the copy is no longer needed once it has
+    /// arrived.
     arriving: SecondaryMap<StorageId, Option<(TransferId, bool)>>,
 }
 
@@ -34,7 +35,8 @@ struct Fact {
 }
 
 impl Below {
-    /// What the moves of a sequence do over a route, with a buffer in the tier for each storage.
+    /// The transfers of a sequence's moves over a route, with a buffer in the tier for each
+    /// storage.
     pub fn new(
         graph: &Graph,
         sequence: &Sequence,
@@ -49,7 +51,8 @@ impl Below {
             facts.push(Fact { transfer: TransferId::new(number), is_last: true });
             number += usize::from(transfers(next));
         }
-        // From the end: what happens next to each storage; to what is kept, also in the next step.
+        // From the end: what happens next to each storage; for persistent ones, also in the next
+        // step.
         let mut later: SecondaryMap<StorageId, Option<Motion>> = SecondaryMap::new();
         for next in moves.iter().rev().filter(|next| transfers(next)) {
             if graph.is_persistent(next.storage) {
@@ -82,8 +85,8 @@ impl Below {
         below
     }
 
-    /// Whether a storage's copy is in the tier when a step begins: what comes next is a prefetch,
-    /// or one is under way.
+    /// Whether a storage's copy is in the tier when a step begins: its next move is a prefetch, or
+    /// one is in flight.
     pub fn begins_below(&self, storage: StorageId) -> bool {
         let is_copied = |next: &&Move| next.storage == storage && next.motion != Motion::Release;
         let first = self.moves.iter().find(is_copied);
@@ -120,7 +123,7 @@ impl Below {
         }
     }
 
-    /// What has to be waited for before a storage is read.
+    /// Waits for what must have arrived before a storage is read.
     pub fn arrive(&mut self, storage: StorageId, out: &mut Vec<Instruction>) {
         let Some((transfer, is_last)) = self.arriving[storage].take() else { return };
         out.push(Instruction::Wait(transfer));

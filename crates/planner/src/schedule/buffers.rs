@@ -1,6 +1,6 @@
-//! The buffers of a schedule while it is made. Invariant: what takes over another's memory is in
-//! its buffer, what lives across the border between two steps is in one buffer at one address, and
-//! what moves between tiers has whole blocks in both.
+//! The buffers of a schedule under construction. Invariant: a storage that takes over another's
+//! memory is in its buffer, a storage that lives across the border between two steps is in one
+//! buffer at one address, and storages that move between tiers have whole blocks in both.
 
 use std::cmp::Reverse;
 
@@ -19,19 +19,19 @@ use crate::schedule::lowering::Lowering;
 use crate::schedule::persistent::{Fixed, homes, on_device};
 use crate::units::Bytes;
 
-/// The buffers of a schedule, while it is made.
+/// The buffers of a schedule under construction.
 pub(super) struct Buffers {
-    /// When each is held; of what lives across the border, the part at the end of the step.
+    /// When each is held; for buffers that live across the border, the part at the end of the step.
     lifetimes: PrimaryMap<BufferId, Lifetime>,
-    /// The parts at its beginning.
+    /// Their parts at the beginning of the step.
     wrapped: Vec<(BufferId, Lifetime)>,
-    /// In which tier each lies.
+    /// The tier that each lies in.
     tiers: SecondaryMap<BufferId, TierId>,
     of: SecondaryMap<IntervalId, Option<BufferId>>,
 }
 
 impl Buffers {
-    /// A buffer of the device for each chain of lives; what moves has whole blocks.
+    /// A device buffer for each chain of lives; storages that move have whole blocks.
     pub fn new(graph: &Graph, lives: &Liveness, block: u64) -> Buffers {
         let mut buffers = Buffers {
             lifetimes: PrimaryMap::new(),
@@ -84,7 +84,7 @@ impl Buffers {
             let mut home: SecondaryMap<StorageId, Option<BufferId>> = SecondaryMap::new();
             for (next, &interval) in sequence.moves().iter().zip(&lives.moves) {
                 let storage = next.storage;
-                // Up to the end of the read for which the last prefetch is.
+                // Up to the end of the read that the last prefetch is for.
                 let last = match next.motion {
                     Motion::Offload | Motion::Release => next.before,
                     Motion::Prefetch => lives.intervals[interval].dies,
@@ -112,7 +112,7 @@ impl Buffers {
         (placeholders, below)
     }
 
-    /// The buffers to free after each position: those that nothing touches later, that do not stay,
+    /// The buffers to free after each position: those that are not touched later, that do not stay,
     /// and that no move releases.
     pub fn frees(&self, lives: &Liveness, positions: usize) -> Vec<Vec<BufferId>> {
         let mut remains: SecondaryMap<BufferId, bool> = SecondaryMap::new();
@@ -139,8 +139,8 @@ impl Buffers {
         (bytes > Bytes::ZERO).then(|| self.lifetimes.push(lifetime))
     }
 
-    /// Addresses on the device and in the tier below: what stays at the bottom, all else packed
-    /// above it.
+    /// Addresses on the device and in the tier below: storages that stay at the bottom, all others
+    /// packed above them.
     pub fn place(
         self,
         graph: &Graph,
@@ -150,7 +150,8 @@ impl Buffers {
     ) -> Placed {
         let (here, there): (Vec<BufferId>, Vec<BufferId>) =
             self.lifetimes.keys().partition(|&id| self.is_on_device(id));
-        // The longer one is held the lower, so that what is free while others are away is above.
+        // The longer one is held, the lower it lies, so that what is free while others are away is
+        // above.
         let mut wrapped: Vec<(Reverse<u32>, u32, BufferId)> = self
             .wrapped
             .iter()
@@ -197,13 +198,13 @@ pub(super) struct Placed {
     pub below: Bytes,
 }
 
-/// Most work of one layout for each buffer: a step is lowered several times, and what is found is
-/// found soon.
+/// Most work of one layout per buffer: a step is lowered several times, and improvements are found
+/// early.
 const WORK_OF_EACH_BUFFER: u64 = 32;
-/// And for all of them, where they are few.
+/// Least work limit of one layout, for steps with few buffers.
 const WORK_OF_FEW: u64 = 1 << 14;
 
-/// Lifetimes, packed above what is fixed at the bottom and around it.
+/// Lifetimes, packed above and around what is fixed at the bottom.
 fn packed(
     ids: &[BufferId],
     lifetimes: &[Lifetime],

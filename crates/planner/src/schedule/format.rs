@@ -1,5 +1,5 @@
-//! tightfit-plan/1 on disk: a schedule as JSON, and why bytes are none. Invariant: reading what was
-//! written gives the same schedule.
+//! tightfit-plan/1 on disk: a schedule as JSON, and why bytes are not one. Invariant: reading what
+//! was written gives the same schedule.
 //!
 //! ```text
 //! { "format": "tightfit-plan/1", "graph": SHA-256, "graph_name": …, "planner": …,
@@ -14,9 +14,9 @@
 //!     ["wait", transfer], …] }
 //! ```
 //!
-//! Tier 0 (the device), micro-batch 0, rank 0 and tiers without an arena are left out. A
-//! placeholder that lies in several buffers when the step begins, such as on the device and in a
-//! tier below, has a list of them.
+//! Tier 0 (the device), micro-batch 0, rank 0 and tiers without an arena are omitted. A placeholder
+//! that lies in several buffers when the step begins, such as on the device and in a tier below,
+//! has a list of them.
 
 use std::collections::BTreeMap;
 
@@ -30,14 +30,14 @@ use crate::schedule::instruction::{Buffer, Instruction, Schedule};
 use crate::schedule::transfer::{Movement, Transfer};
 use crate::units::Bytes;
 
-/// The format that is read and written.
+/// The format for reading and writing.
 pub const FORMAT: &str = "tightfit-plan/1";
 
 /// Why bytes are not a plan for a graph.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum PlanFileError {
-    /// The text is no JSON, or does not have the structure of the format.
+    /// The text is not JSON, or does not have the structure of the format.
     #[error("not a {FORMAT} file: {0}")]
     Json(#[from] serde_json::Error),
     /// The text is longer than any plan.
@@ -79,7 +79,7 @@ pub enum PlanFileError {
     Placeholder {
         /// The name of the placeholder.
         node: String,
-        /// What stands in the place of the number, as JSON.
+        /// The JSON found in place of the number.
         found: String,
     },
     /// An instruction does not have the structure of any instruction.
@@ -102,7 +102,7 @@ pub enum PlanFileError {
         what: &'static str,
         /// The number that the plan gives.
         number: u64,
-        /// What it has to be less than: for transfers the number of the plan's instructions.
+        /// Exclusive upper limit; for transfers the number of the plan's instructions.
         limit: u64,
     },
 }

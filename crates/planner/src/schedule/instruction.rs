@@ -1,4 +1,4 @@
-//! What a machine is told to do. Invariant: plain data; it says which buffer every operand lies in,
+//! Instructions for a machine. Invariant: plain data; it says which buffer every operand lies in,
 //! so that neither checker nor interpreter has to guess.
 
 use std::collections::BTreeSet;
@@ -59,7 +59,7 @@ pub enum Instruction {
 pub struct Schedule {
     /// Hash of the graph that it executes.
     pub graph: String,
-    /// The process that executes it; 0 where there is one.
+    /// The process that executes it; 0 if there is only one.
     pub rank: RankId,
     /// The name of the planner.
     pub planner: String,
@@ -89,7 +89,7 @@ impl Instruction {
         }
     }
 
-    /// The call, where it is one.
+    /// The call, if it is one.
     pub fn call(&self) -> Option<&Call> {
         match self {
             Instruction::Run(call) | Instruction::Recompute(call) => Some(call),
@@ -99,7 +99,7 @@ impl Instruction {
 }
 
 impl Schedule {
-    /// How many nodes are recomputed, counting repetitions.
+    /// The number of nodes that are recomputed, counting repetitions.
     pub fn recomputed(&self) -> usize {
         let is_recomputation = |instruction: &&Instruction| match instruction {
             Instruction::Recompute(_) => true,
@@ -111,13 +111,13 @@ impl Schedule {
         self.instructions.iter().filter(is_recomputation).count()
     }
 
-    /// The nodes that it runs, in order; one that runs again stands there again.
+    /// The nodes that it runs, in order, repetitions included.
     pub fn runs(&self) -> Vec<NodeId> {
         self.instructions.iter().filter_map(Instruction::call).map(|call| call.node).collect()
     }
 
-    /// The transfers that are under way when a step begins: those that are waited for before they
-    /// are started, in the order of their starts.
+    /// The transfers in flight when a step begins: those waited for before they are started, in the
+    /// order of their starts.
     pub fn crossing(&self) -> Vec<&Transfer> {
         let mut waited: BTreeSet<TransferId> = BTreeSet::new();
         let mut started: BTreeSet<TransferId> = BTreeSet::new();

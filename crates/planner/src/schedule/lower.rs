@@ -15,15 +15,15 @@ use crate::schedule::instruction::{ALIGNMENT, Call, Instruction, Schedule};
 use crate::schedule::lowering::Lowering;
 use crate::units::Bytes;
 
-/// Lowers a plan and lays it out. Persistent placeholders come first in the slab, or stay where
-/// the residents have them. The layout's search ends where the slab is within the goal; the budget
-/// of the schedule is the goal's, or else its slab. No buffer uses what the plan leaves to the
-/// runtime's tables at the slab's end ([`Profile::left_to_tables`]). What the plan moves goes over
-/// the fastest lanes of the profile's machine.
+/// Lowers a plan and lays it out. Persistent placeholders come first in the slab, or stay where the
+/// residents have them. The layout's search ends when the slab is within the goal; the budget of
+/// the schedule is the goal's, or else its slab. No buffer uses what the plan leaves to the
+/// runtime's tables at the slab's end ([`Profile::left_to_tables`]). Moves go over the fastest
+/// lanes of the profile's machine.
 ///
 /// # Panics
-/// Where the plan moves something and no lanes lead below the device and back, or where it reads
-/// what is not there.
+/// If the plan moves something and no lanes lead below the device and back, or if it reads
+/// something that does not exist.
 pub fn lower(graph: &Graph, profile: &Profile, plan: &Plan, task: &Lowering<'_>) -> Schedule {
     let sequence = &plan.sequence;
     let route = sequence.has_moves().then(|| {
@@ -39,7 +39,7 @@ pub fn lower(graph: &Graph, profile: &Profile, plan: &Plan, task: &Lowering<'_>)
     let mut ran: SecondaryMap<NodeId, bool> = SecondaryMap::new();
     let frees = buffers.frees(&lives, runs.max(1));
     if runs == 0 {
-        // A batch that nothing reads goes nevertheless.
+        // A batch that is not read is freed even so.
         out.extend(frees[0].iter().map(|&buffer| Instruction::Free(buffer)));
     }
     // Where each storage lay when a node last read or made it.

@@ -1,4 +1,4 @@
-//! What is asked of lowering. Invariant: plain data; where nothing is asked for, nothing is fixed.
+//! Options of lowering. Invariant: plain data; by default, nothing is fixed.
 
 use crate::effort::Effort;
 use crate::goal::Goal;
@@ -10,16 +10,16 @@ use crate::units::Bytes;
 pub struct Lowering<'a> {
     /// How large the slab may be.
     pub goal: Goal,
-    /// A slab of so many bytes is small enough, whatever the goal.
+    /// A slab of this many bytes is small enough, whatever the goal.
     pub enough: Bytes,
-    /// What stays where it is.
+    /// Placeholders that stay where they are.
     pub residents: &'a Residents,
     /// How hard to look for addresses.
     pub effort: Effort<'a>,
 }
 
 impl Lowering<'static> {
-    /// For a goal, with nothing in the slab yet and the default effort.
+    /// Options for a goal, with nothing in the slab yet and the default effort.
     pub fn to(goal: Goal) -> Lowering<'static> {
         let enough = Bytes::ZERO;
         Lowering { goal, enough, residents: Residents::none(), effort: Effort::default() }
@@ -27,7 +27,7 @@ impl Lowering<'static> {
 }
 
 impl<'a> Lowering<'a> {
-    /// The same where so many bytes of the slab hold no buffer.
+    /// The same if this many bytes of the slab hold no buffer.
     pub fn beside(self, bytes: Bytes) -> Lowering<'a> {
         let goal = match self.goal {
             Goal::Within(slab) => Goal::Within(slab.saturating_sub(bytes)),

@@ -1,5 +1,5 @@
-//! Schedules: a plan as a list of instructions over buffers with addresses. Invariant: whatever a
-//! plan does is an instruction here, so one checker and one interpreter serve all planners.
+//! Schedules: a plan as a list of instructions over buffers with addresses. Invariant: everything
+//! that a plan does is an instruction here, so one checker and one interpreter serve all planners.
 
 mod below;
 mod buffers;

@@ -1,7 +1,7 @@
-//! Where parameters, buffers and optimizer state lie. Invariant: what is on the device when a step
-//! begins comes first in the slab, what stays there all the time before what is away meanwhile, and
-//! what is below comes first there, unless another schedule has put it somewhere already; there it
-//! stays.
+//! Where parameters, buffers and optimizer state lie. Invariant: those on the device when a step
+//! begins come first in the slab, the ones that stay there throughout before the ones that leave in
+//! between, and those below come first there; except that those which another schedule has placed
+//! already stay where they are.
 
 use std::collections::BTreeMap;
 
@@ -12,29 +12,29 @@ use crate::id::{BufferId, DEVICE, NodeId};
 use crate::schedule::instruction::{ALIGNMENT, Schedule};
 use crate::units::Bytes;
 
-/// What another schedule keeps between steps: where its persistent placeholders lie when one
-/// begins, by the name that they have in the model.
+/// What another schedule keeps between steps: where its persistent placeholders lie when a step
+/// begins, by their names in the model.
 #[derive(Clone, Debug, Default)]
 pub struct Residents {
     /// Address of each parameter, buffer and state that is on the device.
     pub addresses: BTreeMap<String, u64>,
-    /// First byte behind them all.
+    /// One past the last byte of all of them.
     pub end: u64,
     /// Address of each one in the tier below that is not on the device.
     pub below: BTreeMap<String, u64>,
-    /// First byte behind those.
+    /// One past the last byte of those.
     pub end_below: u64,
 }
 
 impl Residents {
-    /// Nothing is anywhere yet.
+    /// Nothing is placed yet.
     pub const fn none() -> &'static Residents {
         const NONE: &Residents =
             &Residents { addresses: BTreeMap::new(), end: 0, below: BTreeMap::new(), end_below: 0 };
         NONE
     }
 
-    /// The residents of a schedule. What is on its way to the device when a step begins counts as
+    /// The residents of a schedule. A storage on its way to the device when a step begins counts as
     /// being there.
     pub fn of(graph: &Graph, schedule: &Schedule) -> Residents {
         let mut residents = Residents::default();
@@ -49,7 +49,7 @@ impl Residents {
             *most = (*most).max(end);
             lies
         };
-        // What is under way has its place at both ends.
+        // A storage in flight has its place at both ends.
         for transfer in schedule.crossing() {
             let [from, to] = transfer.movement.buffers();
             if take(&mut residents, to).tier == DEVICE {
@@ -73,15 +73,15 @@ impl Residents {
     }
 }
 
-/// Addresses that are given, and the first byte behind them.
+/// Given addresses, and one past the last byte.
 pub(super) struct Fixed {
     pub addresses: SecondaryMap<BufferId, Option<u64>>,
     pub floor: u64,
 }
 
 /// The addresses of persistent placeholders on the device, those of `wrapped` buffers last and in
-/// their order: these are not held all the time, so that others may lie where they do. `bytes` says
-/// what each takes.
+/// their order: these are not held all the time, so that others may lie in the same place. `bytes`
+/// gives the size of each.
 pub(super) fn on_device(
     graph: &Graph,
     placeholders: &[(NodeId, BufferId)],
@@ -112,7 +112,7 @@ pub(super) fn homes(
     fixed(graph, placeholders, (&residents.below, residents.end_below), &bytes)
 }
 
-/// Where residents are, and the others one behind the other above their end.
+/// Residents where they are, and the others one after another above their end.
 fn fixed(
     graph: &Graph,
     placeholders: &[(NodeId, BufferId)],

@@ -1,6 +1,6 @@
-//! A schedule from the bytes of a plan. Invariant: a file that names nodes or buffers that do not
-//! exist is an error that says which; what is read becomes an instruction at once, and nothing is
-//! held of what no field asks for. Whether the schedule is right is for `check` alone to say.
+//! Reads a schedule from the bytes of a plan. Invariant: a file that names nodes or buffers that do
+//! not exist gives an error that says which; what is read becomes an instruction at once, and
+//! fields that are not needed are not kept. Only `check` decides whether the schedule is right.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -21,7 +21,7 @@ use crate::schedule::instruction::{Buffer, Call, Instruction, Schedule};
 use crate::schedule::transfer::{Movement, Transfer};
 use crate::units::Bytes;
 
-/// All of a plan but what names parts of the graph.
+/// All of a plan except what names parts of the graph.
 #[derive(Deserialize)]
 struct RawPlan {
     #[serde(default)]
@@ -105,7 +105,7 @@ pub fn read(graph: &Graph, bytes: &[u8]) -> Result<Schedule, PlanFileError> {
     })
 }
 
-/// The plan, of the format that is read.
+/// The plan, in the supported format.
 fn raw(bytes: &[u8]) -> Result<RawPlan, PlanFileError> {
     #[derive(Deserialize)]
     struct Header {
@@ -117,7 +117,7 @@ fn raw(bytes: &[u8]) -> Result<RawPlan, PlanFileError> {
             let format = std::mem::take(&mut raw.format.0);
             (Ok(raw), format)
         }
-        // What is of another format need not have the structure of this one.
+        // A file of another format need not have the structure of this one.
         Err(error) => match serde_json::from_slice::<Header>(bytes) {
             Ok(header) => (Err(error.into()), header.format.0),
             Err(_) => return Err(error.into()),
@@ -150,7 +150,7 @@ fn transfer(number: u64) -> Result<TransferId, PlanFileError> {
     id_below(MOST_INSTRUCTIONS as u64, "transfer", number)
 }
 
-/// Each transfer is started, so that a plan has no more of them than instructions.
+/// Each transfer is started, so a plan has no more of them than instructions.
 fn transfers_are_few(instructions: &[Instruction]) -> Result<(), PlanFileError> {
     let limit = instructions.len() as u64;
     let number = |instruction: &Instruction| match instruction {
@@ -173,7 +173,7 @@ struct Reader<'a> {
     buffers: usize,
     placeholders: BTreeMap<NodeId, Vec<BufferId>>,
     instructions: Vec<Instruction>,
-    /// The first thing that is wrong with them.
+    /// The first error in them.
     refusal: Option<PlanFileError>,
 }
 
@@ -304,7 +304,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// `None` where the JSON is no number at all.
+    /// `None` if the JSON is not a number at all.
     fn buffer(&self, json: &Json) -> Option<Result<BufferId, PlanFileError>> {
         let buffer = json.as_u64()?;
         Some(if buffer < self.buffers as u64 {

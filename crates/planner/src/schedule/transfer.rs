@@ -1,9 +1,9 @@
-//! Transfers: everything that goes on beside the computation. Invariant: a transfer occupies one
-//! lane from its start until it arrives, and nobody touches its destination before it was waited
-//! for. One that is waited for before it is started crosses the border of the step.
+//! Transfers: everything that happens at the same time as the computation. Invariant: a transfer
+//! occupies one lane from its start until it arrives, and its destination is not touched before it
+//! was waited for. One that is waited for before it is started crosses the border of the step.
 //!
-//! There is one notion for all that is asynchronous. What moves is a [`Movement`]; that it begins
-//! and that it is over are two instructions, whatever moves.
+//! There is one notion for everything asynchronous. What moves is a [`Movement`]; its beginning and
+//! its end are two instructions, whatever moves.
 
 use crate::id::{BufferId, LaneId, TransferId};
 
@@ -21,12 +21,12 @@ pub struct Transfer {
 /// What a transfer moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Movement {
-    /// What lies in one buffer goes into another one at the other end of the lane: offload and
-    /// prefetch. The source keeps what it holds.
+    /// The contents of one buffer are copied into another one at the other end of the lane: offload
+    /// and prefetch. The source keeps its contents.
     Copy {
-        /// Where it is read; nothing may overwrite or free it until the transfer was waited for.
+        /// The source; nothing may overwrite or free it until the transfer was waited for.
         from: BufferId,
-        /// Where it arrives; allocated when the transfer starts.
+        /// The destination; allocated when the transfer starts.
         to: BufferId,
     },
 }

@@ -1,10 +1,10 @@
-//! What collectives go on beside. Invariant: a collective has ended before anything touches what it
-//! brings or changes what it takes, and before it is called again; so whoever executes it beside
-//! other calls computes what the schedule says, call by call.
+//! What can run at the same time as a collective. Invariant: a collective has ended before anything
+//! touches what it brings or changes what it takes, and before it is called again; so executing it
+//! at the same time as other calls computes what the schedule says, call by call.
 //!
 //! A schedule is a sequence, in which a collective is a call like any other. That it needs no
-//! processor while it goes on is used afterwards: by addresses, as processors do it that execute
-//! instructions out of order.
+//! processor while it runs is exploited afterwards: by comparing addresses, as out-of-order
+//! processors do.
 
 use std::ops::Range;
 
@@ -12,19 +12,20 @@ use crate::graph::Graph;
 use crate::id::{BufferId, DEVICE, NodeId};
 use crate::schedule::{Call, Instruction, Schedule};
 
-/// A collective of a schedule, by the places of instructions.
+/// A collective of a schedule, by the positions of instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ending {
     /// Where it begins.
     pub call: usize,
-    /// Before which instruction it has to have ended; behind the last one where that is none.
+    /// The instruction before which it must have ended; the number of instructions if there is
+    /// none.
     pub before: usize,
 }
 
 /// Bytes of the slab.
 type Span = Range<u64>;
 
-/// A collective under way.
+/// A collective in flight.
 struct UnderWay {
     call: usize,
     node: NodeId,
@@ -57,7 +58,7 @@ pub fn endings(graph: &Graph, schedule: &Schedule) -> Vec<Ending> {
             let meets = |some: &[Span], others: &[Span]| {
                 some.iter().any(|a| others.iter().any(|b| a.start < b.end && b.start < a.end))
             };
-            // Its messages would not be told apart.
+            // Its messages could not be told apart.
             let is_same = call.is_some_and(|call| call.node == one.node);
             let goes_on = !is_same
                 && !meets(&one.brings, &reads)

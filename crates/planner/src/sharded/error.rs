@@ -1,4 +1,4 @@
-//! Why a step is not sharded. Invariant: each variant names what it speaks of.
+//! Why a step is not sharded. Invariant: each variant names what is concerned.
 
 use thiserror::Error;
 
@@ -8,13 +8,13 @@ use crate::graph::GraphError;
 #[derive(Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum ShardingError {
-    /// There is nobody to share with.
+    /// There is no other rank to share with.
     #[error("a step is sharded among at least two ranks, and {ranks} is asked for")]
     TooFew {
-        /// The ranks that are asked for.
+        /// The requested ranks.
         ranks: u32,
     },
-    /// The ranks would not have as much to do.
+    /// The ranks would not have the same amount of work.
     #[error(
         "{ranks} ranks share the micro-batches of an update evenly: take a multiple of {ranks}, \
          not {micro_batches}"
@@ -38,7 +38,7 @@ pub enum ShardingError {
         /// The placeholder.
         name: String,
     },
-    /// An update that does not go element by element.
+    /// An update does not work element by element.
     #[error(
         "`{node}` ({op}) updates parameters otherwise than element by element, as far as is \
          known: it cannot compute on shards"
@@ -55,7 +55,7 @@ pub enum ShardingError {
         /// The placeholder.
         name: String,
     },
-    /// Somebody reads what there are only shards of.
+    /// A node reads a tensor of which there are only shards.
     #[error("`{node}` reads what `{made}` makes, of which each rank has only a shard")]
     OnlyShards {
         /// The node.
@@ -63,7 +63,7 @@ pub enum ShardingError {
         /// The node that makes it.
         made: String,
     },
-    /// The nodes are no graph.
+    /// The nodes do not form a graph.
     #[error(transparent)]
     Graph(#[from] GraphError),
 }

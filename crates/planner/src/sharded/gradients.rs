@@ -9,22 +9,22 @@ use crate::graph::{Graph, Node, Phase};
 use crate::id::{MicroBatchId, NodeId, ValueId};
 use crate::operator::Operator;
 
-/// How often gradients are reduced.
+/// How often gradients are reduced in an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reductions {
-    /// Once an update: between micro-batches each rank holds whole gradients.
+    /// Once: between micro-batches each rank holds whole gradients.
     Once,
     /// For each micro-batch: between them each rank holds its shards of them.
     EachMicroBatch,
 }
 
-/// Which gradients are reduced.
+/// The gradients that are reduced.
 pub(super) struct Gradients {
-    /// Of what each node makes, or shows as a view.
+    /// Those that each node makes, or shows as a view.
     pub reduced: SecondaryMap<NodeId, Vec<ValueId>>,
     /// Sums and means over micro-batches that are computed on shards.
     pub on_shards: SecondaryMap<NodeId, bool>,
-    /// By what they take up.
+    /// The nodes that sum, by the summand that they add.
     pub sums: SecondaryMap<ValueId, Option<NodeId>>,
 }
 
@@ -67,7 +67,7 @@ impl Gradients {
     }
 }
 
-/// A sum or a mean of what several micro-batches make, as accumulation appends it.
+/// A sum or a mean over several micro-batches, as accumulation appends it.
 fn is_over_micro_batches(graph: &Graph, node: &Node) -> bool {
     let micro_batch = |&value: &ValueId| graph.nodes()[graph.values()[value].producer].micro_batch;
     let of: BTreeSet<MicroBatchId> =

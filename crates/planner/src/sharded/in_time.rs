@@ -1,6 +1,6 @@
-//! A sharded step in time, with its collectives beside other calls. Invariant: a collective begins
-//! as soon as it is called and the one before it has ended; and nothing that needs its end begins
-//! before that.
+//! A sharded step in time, with its collectives running at the same time as other calls. Invariant:
+//! a collective begins as soon as it is called and the one before it has ended; and nothing that
+//! needs its end begins before that.
 
 use crate::graph::Graph;
 use crate::pipeline::RankInTime;
@@ -9,12 +9,12 @@ use crate::sharded::beside::endings;
 use crate::timeline::Timeline;
 use crate::units::Seconds;
 
-/// When a rank does what, where all ranks are alike, and how long it waits for collectives.
+/// When a rank runs each call, if all ranks are alike, and how long it waits for collectives.
 pub fn in_time(graph: &Graph, schedule: &Schedule, timeline: &Timeline) -> RankInTime {
     let mut rank = RankInTime::default();
     let endings = endings(graph, schedule);
     let mut due = endings.iter().peekable();
-    // When collectives end, by their places among the instructions.
+    // When collectives end, by their positions among the instructions.
     let mut ends: Vec<f64> = vec![0.0; schedule.instructions.len()];
     let (mut now, mut free, mut lane) = (0.0f64, 0.0f64, 0.0f64);
     let mut calls = timeline.calls.iter();
@@ -27,7 +27,7 @@ pub fn in_time(graph: &Graph, schedule: &Schedule, timeline: &Timeline) -> RankI
         let instruction = schedule.instructions.get(index);
         let is_call = instruction.is_some_and(|instruction| instruction.call().is_some());
         let Some(call) = is_call.then(|| calls.next()).flatten() else { continue };
-        // Waiting for transfers stands in the timeline, as a gap between calls.
+        // Waits for transfers are in the timeline, as gaps between calls.
         now += (call.start.0 - free).max(0.0);
         free = call.start.0 + call.seconds.0;
         rank.starts.push(Seconds(now));

@@ -1,11 +1,11 @@
 //! The graph that every rank executes. Invariant: it computes on shards what the step computes on
-//! whole tensors; whatever a forward or backward call reads of a parameter is gathered, and
-//! whatever an update reads of a gradient is a piece of its mean over the ranks.
+//! whole tensors; every parameter that a forward or backward call reads is gathered, and every
+//! gradient that an update reads is a piece of its mean over the ranks.
 //!
 //! A piece has ⌈n/w⌉ elements of the n of its tensor, in row-major order, where w is the number of
-//! ranks; behind the last element there are zeros. Reduce-scatter is an all-to-all of pieces and
-//! the mean of the own one and those that came, in the order of the ranks, so its sums have one
-//! order wherever they are computed.
+//! ranks; after the last element there are zeros. Reduce-scatter is an all-to-all of pieces
+//! followed by the mean of the own piece and those that came, in the order of the ranks, so its
+//! sums have one order wherever they are computed.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ use crate::units::{Bytes, Flops};
 /// How a step is sharded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sharding {
-    /// Among so many ranks.
+    /// The number of ranks.
     pub ranks: u32,
     /// How often gradients are reduced.
     pub reductions: Reductions,
@@ -31,16 +31,16 @@ pub struct Sharding {
 /// A sharded step.
 #[derive(Clone, Debug)]
 pub struct Sharded {
-    /// What each rank executes.
+    /// The graph that each rank executes.
     pub graph: Graph,
-    /// Its collectives; with w ranks each has w (w − 1) messages, numbered from its place here
-    /// times as many.
+    /// Its collectives; with w ranks each has w (w − 1) messages, numbered from its position here
+    /// times that number.
     pub collectives: Vec<Collective>,
     /// The shape of each parameter and state of which ranks hold shards, by its name in the model.
     pub shapes: BTreeMap<String, Vec<u64>>,
 }
 
-/// Something that all ranks do together.
+/// A communication in which all ranks take part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Collective {
     /// The call.
@@ -49,10 +49,10 @@ pub struct Collective {
     pub of: String,
 }
 
-/// The graph that each of the ranks executes which share a step.
+/// The graph executed by each of the ranks that share a step.
 ///
 /// # Errors
-/// [`ShardingError`] where the step does not compute the same on shards.
+/// [`ShardingError`] if the step does not compute the same on shards.
 pub fn shard(graph: &Graph, sharding: Sharding) -> Result<Sharded, ShardingError> {
     if sharding.ranks < 2 {
         return Err(ShardingError::TooFew { ranks: sharding.ranks });
@@ -98,7 +98,7 @@ pub fn shard(graph: &Graph, sharding: Sharding) -> Result<Sharded, ShardingError
     Ok(Sharded { graph: builder.build()?, collectives, shapes: shards.shapes })
 }
 
-/// What of a step is divided.
+/// The parts of a step that are divided.
 struct Shards {
     /// By placeholders.
     is_divided: SecondaryMap<NodeId, bool>,
@@ -106,7 +106,7 @@ struct Shards {
 }
 
 impl Shards {
-    /// All parameters and states that can be; refuses a step that writes others.
+    /// All parameters and states that can be divided; refuses a step that writes others.
     fn of(graph: &Graph) -> Result<Shards, ShardingError> {
         let mut shards = Shards { is_divided: SecondaryMap::new(), shapes: BTreeMap::new() };
         let mut placeholders: SecondaryMap<StorageId, u32> = SecondaryMap::new();
@@ -147,14 +147,14 @@ impl Shards {
     }
 }
 
-/// What stands for the values of the step: whole, or in shards.
+/// Counterparts of the step's values: whole, or in shards.
 #[derive(Default)]
 struct World {
     values: SecondaryMap<ValueId, Option<ValueId>>,
     storages: SecondaryMap<StorageId, Option<StorageId>>,
 }
 
-/// The graph in the making.
+/// The graph under construction.
 struct Work<'a> {
     graph: &'a Graph,
     sharding: Sharding,
@@ -163,7 +163,7 @@ struct Work<'a> {
     builder: GraphBuilder,
     whole: World,
     divided: World,
-    /// What stands for the nodes that compute on whole tensors.
+    /// Counterparts of the nodes that compute on whole tensors.
     nodes: SecondaryMap<NodeId, Option<NodeId>>,
     collectives: Vec<Collective>,
 }
@@ -183,7 +183,7 @@ impl Work<'_> {
         self.divided.storages[self.graph.values()[value].storage] = Some(made.1);
     }
 
-    /// A call on whole tensors, of which those of parameters are gathered once.
+    /// A call on whole tensors, for which parameters are gathered once.
     fn compute(&mut self, id: NodeId) -> Result<(), ShardingError> {
         let graph = self.graph;
         let node = &graph.nodes()[id];
@@ -204,7 +204,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// The same call of other values.
+    /// The same call on other values.
     fn renamed(&self, node: &Node, of: impl Fn(ValueId) -> Option<ValueId>) -> NodeSpec {
         let other = |value: ValueId| of(value).unwrap_or(value);
         let kwargs = node.kwargs.iter();
@@ -219,7 +219,7 @@ impl Work<'_> {
         }
     }
 
-    /// Appends a node that makes what the step's does.
+    /// Appends a node that makes the counterparts of a node's outputs.
     fn copy(&mut self, id: NodeId, spec: NodeSpec) {
         let graph = self.graph;
         let outputs = &graph.nodes()[id].outputs;
@@ -319,7 +319,7 @@ impl Work<'_> {
         self.reduce(value, whole, pieces);
     }
 
-    /// The mean of a gradient's own piece and of those that came, and the sums that it is in.
+    /// The mean of a gradient's own piece and of those that came, and the sums that contain it.
     fn reduce(&mut self, value: ValueId, whole: ValueId, pieces: ValueId) {
         let of = &self.graph.values()[value];
         let node = &self.graph.nodes()[of.producer];
@@ -345,7 +345,7 @@ impl Work<'_> {
         self.sum_up(value);
     }
 
-    /// Computes the sums over micro-batches that this was the last summand of.
+    /// Computes the sums over micro-batches of which this was the last summand.
     fn sum_up(&mut self, summand: ValueId) {
         let graph = self.graph;
         let mut made = Some(summand);
@@ -428,7 +428,7 @@ impl Work<'_> {
     }
 }
 
-/// The name of what a node makes.
+/// The name for an output of a node.
 fn name_of(node: &Node, value: ValueId) -> String {
     match node.outputs.iter().position(|output| *output == Some(value)) {
         Some(0) | None => node.name.clone(),

@@ -1,5 +1,5 @@
-//! The arguments of a call. Invariant: constants are kept as PyTorch prints them; what they mean is
-//! for the operator to say.
+//! The arguments of a call. Invariant: constants are kept as PyTorch prints them; the operator
+//! gives them their meaning.
 
 use crate::id::ValueId;
 
@@ -23,7 +23,7 @@ pub enum Argument {
 }
 
 impl Argument {
-    /// The values it mentions, in order.
+    /// The values that it mentions, in order.
     pub fn values(&self) -> Vec<ValueId> {
         match self {
             Argument::Value(value) => vec![*value],
@@ -32,7 +32,7 @@ impl Argument {
         }
     }
 
-    /// The same argument with other values in place of its own.
+    /// The same argument with its values replaced.
     pub fn renamed(&self, other: &impl Fn(ValueId) -> ValueId) -> Argument {
         match self {
             Argument::Value(value) => Argument::Value(other(*value)),

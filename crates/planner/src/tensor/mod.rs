@@ -108,8 +108,8 @@ impl TensorType {
         self.strides.clone().unwrap_or_else(|| contiguous_strides(&self.shape))
     }
 
-    /// Same shape, type and place within the storage: one may take the other's memory element by
-    /// element.
+    /// Whether shape, type and place within the storage are the same, so that one may take the
+    /// other's memory element by element.
     pub fn same_layout(&self, other: &TensorType) -> bool {
         self.shape == other.shape
             && self.dtype == other.dtype

@@ -1,6 +1,6 @@
 //! What a legal schedule computes again, node by node. Invariant: every recomputation is counted
-//! once, and bytes count as saved only where the step as captured holds them and no call between
-//! the last use before a recomputation and that recomputation does.
+//! once, and bytes count as saved only if the step as captured holds them and no call between the
+//! last use before a recomputation and that recomputation does.
 
 use std::collections::BTreeMap;
 
@@ -10,12 +10,12 @@ use crate::id::{DEVICE, NodeId, StorageId};
 use crate::timeline::{CallInTime, Residency, Timeline};
 use crate::units::{Bytes, Seconds};
 
-/// How often a node runs again, and for how long.
+/// The number of times a node runs again, and for how long.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Again {
     /// The number of recomputations.
     pub times: u32,
-    /// Their seconds together.
+    /// The total of their seconds.
     pub seconds: Seconds,
 }
 
@@ -24,13 +24,13 @@ pub struct Again {
 pub struct Recomputed {
     /// The node.
     pub node: NodeId,
-    /// How often, and for how long.
+    /// The number of times, and for how long.
     pub again: Again,
     /// Bytes of its tensors that are not held between their last use before a recomputation and
-    /// that recomputation; of several recomputations the most.
+    /// that recomputation; for several recomputations, the most.
     pub absent: Bytes,
     /// Those of them that the step as captured holds there, because it reads them later. A
-    /// temporary that runs again on the way to something else saves nothing by itself.
+    /// temporary that runs again as the source of something else saves nothing by itself.
     pub saved: Bytes,
 }
 
@@ -46,8 +46,8 @@ pub fn again(calls: &[CallInTime]) -> BTreeMap<NodeId, Again> {
 }
 
 impl Timeline {
-    /// The nodes that run again, beside the same step as captured; the largest savings first, among
-    /// equal ones the quickest.
+    /// The nodes that run again, compared with the same step as captured; the largest savings
+    /// first, among equal ones the quickest.
     pub fn recomputed(&self, unplanned: &Timeline) -> Vec<Recomputed> {
         let gaps = self.gaps(unplanned);
         let row = |(node, again)| {
@@ -62,19 +62,19 @@ impl Timeline {
         rows
     }
 
-    /// For each node what is absent right before its recomputations.
+    /// For each node the bytes that are absent right before its recomputations.
     fn gaps(&self, unplanned: &Timeline) -> SecondaryMap<NodeId, Gap> {
         let mut first_run: SecondaryMap<NodeId, u32> = SecondaryMap::new();
         for (at, call) in self.calls.iter().enumerate().filter(|(_, call)| !call.recomputed) {
             first_run[call.node] = at as u32;
         }
-        // Until which call here the step as captured holds each storage; absent: to the end.
+        // The call here until which the step as captured holds each storage; absent: to the end.
         let mut needed: SecondaryMap<StorageId, Option<u32>> = SecondaryMap::new();
         for (storage, held) in unplanned.on_device() {
             let last = held.end.and_then(|end| unplanned.calls.get((end as usize).checked_sub(1)?));
             needed[storage] = last.map(|call| first_run[call.node]);
         }
-        // The call before which the newest copy of each storage went.
+        // The call before which the newest copy of each storage was freed.
         let mut went: SecondaryMap<StorageId, Option<u32>> = SecondaryMap::new();
         let mut before: BTreeMap<u32, Gap> = BTreeMap::new();
         for (storage, held) in self.on_device() {
@@ -110,6 +110,6 @@ impl Timeline {
 #[derive(Clone, Copy, Default)]
 struct Gap {
     absent: Bytes,
-    /// Those of them that the step as captured holds there.
+    /// The part of them that the step as captured holds there.
     saved: Bytes,
 }

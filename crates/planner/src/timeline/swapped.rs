@@ -1,9 +1,9 @@
-//! What a legal schedule swaps, with the time that is free for it. Invariant: there is one row for
+//! What a legal schedule swaps, with the free time for each swap. Invariant: there is one row for
 //! each transfer back to the device, so a storage that leaves twice has two.
 //!
-//! Source: Peng et al., "Capuchin", ASPLOS 2020, section 4.4: the free time of a swap is what its
-//! transfers leave of the time between the two accesses that it lies between, and its in-trigger is
-//! the access behind which it begins to return.
+//! Source: Peng et al., "Capuchin", ASPLOS 2020, section 4.4: the free time of a swap is the time
+//! between the two accesses around it, less its transfers; its in-trigger is the access after which
+//! it begins to return.
 
 use cranelift_entity::SecondaryMap;
 
@@ -13,55 +13,55 @@ use crate::schedule::{Instruction, Movement, Schedule};
 use crate::timeline::{Timeline, TransferInTime};
 use crate::units::{Bytes, Seconds};
 
-/// An absence from the device: what leaves it after one access, and is back for the next one.
+/// An absence from the device: of a storage that leaves after one access and is back for the next.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Swapped {
-    /// What is away.
+    /// The storage that is away.
     pub storage: StorageId,
     /// The node that makes it.
     pub node: NodeId,
     /// Its size.
     pub bytes: Bytes,
-    /// The last node that makes or reads it before; one in the step before where it is away over
-    /// the border between two. None where nothing does.
+    /// The last node that makes or reads it before; a node of the step before if it is away across
+    /// the border between two. `None` if there is none.
     pub last_access: Option<NodeId>,
-    /// The node behind which it begins to return; none where that is at the start of the step.
+    /// The node after which it begins to return; `None` if that is at the start of the step.
     pub in_trigger: Option<NodeId>,
-    /// The first node that reads it after its return; none where only the caller does, when the
-    /// step is over.
+    /// The first node that reads it after its return; `None` if only the caller does, when the step
+    /// is over.
     pub next_access: Option<NodeId>,
     /// From the end of the last access to the start of the next one.
     pub idle: Seconds,
-    /// How long the transfer out occupies its lane; none where the tier has it already.
+    /// How long the transfer out occupies its lane; `None` if the tier has a copy already.
     pub out: Option<Seconds>,
-    /// How long the transfer back does.
+    /// How long the transfer back occupies its lane.
     pub back: Seconds,
-    /// How long calls wait for the two.
+    /// How long calls wait for the two transfers.
     pub stall: Seconds,
 }
 
 impl Swapped {
-    /// What the transfers leave of the idle time; negative where calls have to wait, or where it
-    /// begins to leave before its last access.
+    /// The idle time less the transfers; negative if calls have to wait, or if it begins to leave
+    /// before its last access.
     pub fn free(&self) -> Seconds {
         Seconds(self.idle.0 - self.out.map_or(0.0, |out| out.0) - self.back.0)
     }
 }
 
-/// A return that was started: by calls counted from the start of the step.
+/// A return that was started, with times as numbers of calls from the start of the step.
 #[derive(Clone, Copy)]
 struct Return {
     storage: StorageId,
     back: TransferId,
     out: Option<TransferId>,
     last_access: Option<usize>,
-    /// How many calls run before it starts.
+    /// The number of calls that run before it starts.
     after: usize,
     next_access: Option<usize>,
 }
 
 impl Timeline {
-    /// What is swapped in a schedule of which this is the course; the longest free time first.
+    /// The swaps in a schedule of which this is the timeline; the longest free time first.
     pub fn swapped(&self, graph: &Graph, schedule: &Schedule) -> Vec<Swapped> {
         let Walk { returns, last_access, .. } = Walk::over(graph, schedule);
         let mut lanes: SecondaryMap<TransferId, Option<TransferInTime>> = SecondaryMap::new();
@@ -75,8 +75,9 @@ impl Timeline {
             let back = lanes[found.back]?;
             let out = found.out.and_then(|out| lanes[out]);
             let needed = found.next_access.map_or(self.seconds, |at| self.calls[at].start);
-            // What nothing accesses before its return in this step was last accessed in the step
-            // before; and what returns behind its accesses is accessed in the next one.
+            // A storage that is not accessed before its return in this step was last accessed in
+            // the step before; and one that returns after its accesses is accessed in the next
+            // step.
             let last_access = found.last_access.or(last_access[found.storage]);
             let since = last_access.map_or(Seconds(0.0), end);
             let is_over = last_access >= found.next_access && found.next_access.is_some();
@@ -104,8 +105,8 @@ impl Timeline {
 struct Walk {
     calls: usize,
     holds: SecondaryMap<BufferId, Option<StorageId>>,
-    /// By storage: the last call so far, the last transfer out, and a return that nothing has
-    /// waited for by reading.
+    /// By storage: the last call so far, the last transfer out, and a return that no read has
+    /// waited for yet.
     last_access: SecondaryMap<StorageId, Option<usize>>,
     out: SecondaryMap<StorageId, Option<TransferId>>,
     open: SecondaryMap<StorageId, Option<usize>>,
@@ -144,7 +145,7 @@ impl Walk {
                             walk.returns[open].next_access = Some(walk.calls);
                         }
                     }
-                    // Results may lie where something lay that was read.
+                    // Results may lie in place of something that was read.
                     let outputs = graph.nodes()[call.node].outputs.iter().flatten();
                     for (&value, &buffer) in outputs.zip(&call.outputs) {
                         let storage = graph.values()[value].storage;
@@ -174,8 +175,8 @@ impl Walk {
                 Instruction::Free(_) | Instruction::Wait(_) => {}
             }
         }
-        // What returns when nothing in this step reads it any more is for the next one, unless it
-        // is the caller's.
+        // A storage that returns when this step no longer reads it is for the next one, unless it
+        // is for the caller.
         let open = walk.open.keys().filter_map(|storage| walk.open[storage]);
         for index in open.collect::<Vec<_>>() {
             let found = &mut walk.returns[index];
@@ -183,7 +184,7 @@ impl Walk {
                 found.next_access = first_access[found.storage];
             }
         }
-        // What leaves in one step may return in the next one.
+        // A storage that leaves in one step may return in the next one.
         for found in &mut walk.returns {
             if found.last_access.is_none() {
                 found.out = found.out.or(walk.out[found.storage]);

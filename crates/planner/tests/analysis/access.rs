@@ -1,6 +1,5 @@
 //! Capuchin's profile: lives, idle seconds, swapping, the peak interval. Invariant: the oracle
-//! asks, for each node and each run, what the definitions ask, and shares no code with the
-//! analysis.
+//! evaluates the definitions for each node and each run, and shares no code with the analysis.
 //!
 //! Tier: quick with a part of the cases, less than a second; full with all of them.
 
@@ -121,7 +120,7 @@ fn lives_and_idle_seconds_of_a_real_model() {
     let curve = held(&graph, &profile, &Sequence::from(&order));
     let rows = access_profile(&graph, &profile, &order, &curve, None);
     for copy in moved {
-        // What they copy waits for the backward pass; what they copy it from does not.
+        // Their outputs wait for the backward pass; their inputs do not.
         assert!(rows[copy].idle > Some(Seconds(0.0)), "{}", nodes[copy].name);
     }
     assert!(rows.values().all(|row| row.swap.is_none()), "no lane leads out of the device");

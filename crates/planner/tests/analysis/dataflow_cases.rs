@@ -1,5 +1,5 @@
 //! The acceptance cases of the dataflow analysis. Invariant: the figures are the right ones, and
-//! every difference from what the original answers has its reason in the fixture.
+//! every difference from the original's answers has its reason in the fixture.
 //!
 //! Tier: quick, since it takes less than a second.
 

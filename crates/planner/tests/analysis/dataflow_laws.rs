@@ -17,7 +17,7 @@ use tightfit::id::{NodeId, StorageId};
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Flops};
 
-/// One storage: its bytes, who makes it, who reads it; nodes by index.
+/// One storage: its bytes, the node that makes it, the nodes that read it; nodes by index.
 struct Storage {
     bytes: u64,
     maker: Option<usize>,
@@ -25,7 +25,7 @@ struct Storage {
     stays: bool,
 }
 
-/// What a set of nodes is charged for, with what the three figures of saved bytes are of.
+/// The figures of a set of nodes, with the storages of the three figures of saved bytes.
 pub struct Alone {
     pub figures: Figures,
     pub saved_in: Vec<StorageId>,
@@ -87,7 +87,7 @@ impl<'a> Oracle<'a> {
         self.of(&|node: usize| below(self.paths[node], module), profile).figures
     }
 
-    /// The figures of any set of nodes as if it were the graph, and what they are of.
+    /// The figures of any set of nodes as if it were the graph, with their storages.
     pub fn of(&self, inside: &dyn Fn(usize) -> bool, profile: &Profile) -> Alone {
         let forward = |node: usize| matches!(self.phases[node], Phase::Forward | Phase::Loss);
         let backward = |node: usize| self.phases[node] == Phase::Backward;
@@ -103,8 +103,7 @@ impl<'a> Oracle<'a> {
                 _ => {}
             }
         }
-        // From first to last position: held by the backward pass of this module, and by nothing
-        // else.
+        // From first to last position: held only by the backward pass of this module.
         let mut temporary: Vec<(usize, usize, u64)> = Vec::new();
         for (place, storage) in self.storages.iter().enumerate() {
             let Some(maker) = storage.maker else { continue };
@@ -158,12 +157,12 @@ impl<'a> Oracle<'a> {
     }
 }
 
-/// Phases behind the forward pass.
+/// Phases after the forward pass.
 fn later(phase: Phase) -> bool {
     matches!(phase, Phase::Backward | Phase::Optimizer)
 }
 
-/// Everything that holds of every step.
+/// Laws that hold for every step.
 fn laws(graph: &Graph, profile: &Profile, name: &str) -> Dataflow {
     let flow = dataflow(graph, profile);
     let unplanned = tightfit::unplanned(graph, profile).unwrap();
@@ -234,7 +233,7 @@ fn modules_equal_the_sets_of_their_definition() {
         let flow = laws(&graph, &profile(&graph), name);
         agrees_with_the_oracle(&graph, &profile(&graph), &flow, name);
     }
-    // Modules that run three times each, and updates of buffers behind the backward pass.
+    // Modules that run three times each, and updates of buffers after the backward pass.
     let graph = corpus::graph("resnet50_b32");
     let flow = dataflow(&graph, &profile(&graph));
     agrees_with_the_oracle(&graph, &profile(&graph), &flow, "resnet50_b32");
@@ -263,7 +262,7 @@ fn the_whole_model_saves_what_the_step_needs() {
     assert!(flow.graph.fwd_flop > Flops(0) && flow.graph.bwd_flop > flow.graph.fwd_flop);
 }
 
-/// A graph whose nodes stand in the given modules, one after the other, forward unless marked.
+/// A graph whose nodes are in the given modules, one after another, forward unless marked.
 fn of_modules(paths: &[(&str, Phase)]) -> Graph {
     use tightfit::graph::{GraphBuilder, NodeSpec, ValueSpec};
     use tightfit::tensor::DType;

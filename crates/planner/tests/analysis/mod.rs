@@ -1,4 +1,4 @@
-//! Analyses: dataflow and module statistics, beside cases of other systems, oracles and laws.
+//! Analyses: dataflow and module statistics, against cases of other systems, oracles and laws.
 
 mod access;
 mod dataflow_cases;

@@ -1,5 +1,5 @@
-//! Statistics of modules, read and written: the recorded ones, and what must be refused. Invariant:
-//! a refusal names the module.
+//! Statistics of modules, read and written: the recorded ones, and those that must be refused.
+//! Invariant: a refusal names the module.
 //!
 //! Tier: quick with a part of the cases, less than a second; full with all of them.
 
@@ -88,7 +88,7 @@ fn the_index_is_the_forward_pre_order_whatever_the_order_of_the_statistics() {
     assert_eq!(json!(names(&read(&info))), case["expected_corrected"]["index"]);
 }
 
-/// A tree of the given names, first the root, with figures that say nothing.
+/// A tree of the given names, the root first, with arbitrary figures.
 fn tree(names: &[&str]) -> Value {
     let stats = names.iter().map(|name| {
         json!({
@@ -120,7 +120,7 @@ fn ancestors_are_found_by_path_components() {
         .zip(case["expected_corrected_self_or_sub"].as_array().unwrap())
     {
         let (below, above) = (pair[0].as_str().unwrap(), pair[1].as_str().unwrap());
-        // One root above both, so that each may stand in a tree of its own.
+        // One root above both, so that each may be in a tree of its own.
         let (below, above) = (format!("T.{below}"), format!("T.{above}"));
         let mut names = vec!["T", &above];
         names.extend((below != above).then_some(below.as_str()));
@@ -155,7 +155,7 @@ fn what_is_written_reads_the_same() {
         let info = read(given);
         let written = info.to_json();
         assert_eq!(ModuleInfo::from_json(written.as_bytes()).unwrap(), info);
-        // Every figure that was given stands there again, to the last bit.
+        // Every figure that was given is there again, to the last bit.
         let (written, given) = (
             serde_json::from_str::<Value>(&written).unwrap(),
             given.get("module_info").unwrap_or(given),
@@ -212,7 +212,7 @@ proptest! {
         }
         prop_assert_eq!(&again["tradeoff_curve"], &json!(points));
         prop_assert_eq!(&again["act_total"], &json!(bytes));
-        // As the table that Python writes of an `OrderedDict`, the curve is the same.
+        // Written as the table that Python makes of an `OrderedDict`, the curve is the same.
         let table: serde_json::Map<String, Value> =
             points.iter().map(|&(x, y)| (format!("{x:?}"), json!(y))).collect();
         if table.len() == points.len() {

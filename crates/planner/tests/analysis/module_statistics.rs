@@ -18,7 +18,7 @@ use tightfit::profile::Profile;
 use tightfit::tensor::{Argument, DType};
 use tightfit::units::{Bytes, Seconds};
 
-/// One storage: when it is made and read, by index of nodes; placeholders are there from the start.
+/// One storage: when it is made and read, by index of nodes; placeholders exist from the start.
 struct Life {
     bytes: u64,
     maker: usize,
@@ -60,7 +60,7 @@ impl Nodes<'_> {
         self.0.module_of(self.id(node))
     }
 
-    /// Writes into what belongs to the model.
+    /// Whether a node writes into what belongs to the model.
     fn updates(&self, node: usize) -> bool {
         let node = &self.0.nodes()[self.id(node)];
         let of_model = |storage| {
@@ -75,7 +75,7 @@ impl Nodes<'_> {
             && node.outputs.iter().flatten().any(|&value| of_model(self.0.values()[value].storage))
     }
 
-    /// The first that runs.
+    /// The first node that runs.
     fn first(&self) -> usize {
         (0..self.0.nodes().len()).find(|&node| self.0.runs(self.id(node))).unwrap_or(0)
     }
@@ -114,7 +114,7 @@ fn lives(graph: &Graph) -> Vec<Life> {
     lives
 }
 
-/// A module's figures by definition, but for checkpointing.
+/// A module's figures by definition, except those of checkpointing.
 fn defined(graph: &Graph, profile: &Profile, module: &str) -> ModuleStats {
     let (nodes, lives) = (Nodes(graph, phases(graph)), lives(graph));
     let all = 0..graph.nodes().len();
@@ -192,7 +192,8 @@ fn defined(graph: &Graph, profile: &Profile, module: &str) -> ModuleStats {
     }
 }
 
-/// Every module is as defined, and the moments of its figures are moments of the step.
+/// Checks that every module is as defined, and that the moments of its figures are moments of the
+/// step.
 fn holds(graph: &Graph, profile: &Profile, what: &str) -> ModuleInfo {
     let info = measure(graph, profile).unwrap();
     let root = info.modules()[info.root()].name.clone();
@@ -235,7 +236,7 @@ fn holds(graph: &Graph, profile: &Profile, what: &str) -> ModuleInfo {
     info
 }
 
-/// Bytes that the baseline does not speak of, while a node runs: batch, buffers, state, and what
+/// Bytes that the baseline does not include, while a node runs: batch, buffers, state, and what
 /// updates make.
 fn beside(graph: &Graph, node: usize) -> Bytes {
     let nodes = Nodes(graph, phases(graph));
@@ -400,9 +401,10 @@ fn modules_of(name: &str, modules: &[&str], expected: Expect) {
 
 #[test]
 fn modules_of_llama_read_as_their_shapes_say() {
-    // 2 × 2048 tokens of 2048 bf16 are 16 MiB, a mask of 2 × 2048² bf16 too. The first layer takes
-    // in the embedding, the mask as booleans (8 MiB) and the rotation (512 KiB); it hands on its
-    // sum, and the mask that it made for all layers. Its gate makes 2 × 2048 × 8192 bf16, 64 MiB.
+    // 2 × 2048 tokens of 2048 bf16 are 16 MiB, and so is a mask of 2 × 2048² bf16. The inputs of
+    // the first layer are the embedding, the mask as booleans (8 MiB) and the rotation (512 KiB);
+    // it hands on its sum, and the mask that it made for all layers. Its gate makes 2 × 2048 × 8192
+    // bf16, 64 MiB.
     modules_of(
         "llama_1b_b2_s2048",
         &["model.model.layers.0", "model.model.layers.0.mlp.gate_proj", "model.lm_head"],
@@ -482,7 +484,7 @@ fn a_module_that_runs_twice_is_one_module() {
     assert_eq!(names(info.backward_post_order()), ["two.b", "two.a.in", "two.a", "two"]);
     let stats = &info.modules()[info.find("two.a.in").unwrap()];
     assert_eq!((stats.forward, stats.backward), (Seconds(0.002), Seconds(0.004)));
-    // The batch and what `b` makes come in; both outputs are read outside.
+    // The batch and the output of `b` come in; both outputs are read outside.
     assert_eq!(
         (stats.input, stats.output, stats.forward_activations),
         (Bytes(200), Bytes(200), Bytes(0))

@@ -1,5 +1,5 @@
-//! Operators with the backward nodes that differentiate them. Invariant: alone, one is judged by
-//! the sets that `doc/theory/dataflow.md` defines; shares of all add up to the graph's figures.
+//! Operators with the backward nodes that differentiate them. Invariant: in `alone`, one is judged
+//! by the sets that `doc/theory/dataflow.md` defines; shares of all add up to the graph's figures.
 //!
 //! Tier: quick with a part of the cases, less than a second; full with all of them.
 
@@ -40,7 +40,7 @@ fn all(graph: &Graph, profile: &Profile) -> (Dataflow, Vec<Operator>) {
     (flow, operators)
 }
 
-/// What holds of every step.
+/// Laws that hold for every step.
 fn laws(graph: &Graph, profile: &Profile, name: &str) {
     let (flow, operators) = all(graph, profile);
     let heads: Vec<_> = operators.iter().map(|operator| operator.node).collect();
@@ -70,7 +70,7 @@ fn laws(graph: &Graph, profile: &Profile, name: &str) {
         );
         assert!(operator.alone.bwd_mem_out >= share.bwd_mem_out, "{name}");
     }
-    // With those that are of no operator, nothing is lost and nothing counts twice.
+    // Together with those that belong to no operator, nothing is lost and nothing counts twice.
     for (id, node) in graph.nodes() {
         if !node.phase.is_forward() && node.differentiates.is_none() {
             sum += flow.nodes[id];
@@ -131,7 +131,8 @@ fn where_nothing_is_linked_operators_are_forward_nodes() {
 #[test]
 fn an_operator_knows_its_derivative() {
     // A linear layer: its input is saved for the gradient of its weight; the gradients of input,
-    // weight and bias leave it, and what is transposed or reshaped on the way is no tensor.
+    // weight and bias leave it, and tensors that are only transposed or reshaped in between do not
+    // count.
     let graph = step("mlp-digits");
     let (_, operators) = all(&graph, &profile(&graph));
     let nodes = graph.nodes();

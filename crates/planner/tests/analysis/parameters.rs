@@ -1,5 +1,5 @@
-//! Whose parameters are whose. Invariant: what owns one is asked of paths and readers, node by
-//! node.
+//! Which module owns which parameters. Invariant: owners are derived from paths and readers, node
+//! by node.
 //!
 //! Tier: quick, since it takes less than a second.
 

@@ -1,5 +1,5 @@
-//! Tradeoff curves beside brute force: all sets of operators of small modules. Invariant: what a
-//! curve promises is compared with what really has to run again, worked out node by node.
+//! Tradeoff curves against brute force: all sets of operators of small modules. Invariant: what a
+//! curve promises is compared with what really has to run again, computed node by node.
 //!
 //! Tier: quick with a part of the cases, less than a second; full with all of them.
 
@@ -47,7 +47,7 @@ fn sets(operators: &Groups) -> Vec<(u64, f64)> {
     (0..1 << groups.len()).map(sum).collect()
 }
 
-/// What holds of a curve and all sets of its groups.
+/// Laws of a curve and all sets of its groups.
 fn is_exact(operators: &Groups) {
     let Tradeoff { bytes, seconds, curve } = tradeoff(operators);
     if bytes == Bytes::ZERO {
@@ -62,13 +62,13 @@ fn is_exact(operators: &Groups) {
     let close =
         |a: (f64, f64), b: (f64, f64)| (a.0 - b.0).abs() < ROUNDING && (a.1 - b.1).abs() < ROUNDING;
 
-    // What is reached: every point is a set, and segments meet the points where they begin and end.
+    // Reached points: every point is a set, and segments meet the points where they begin and end.
     assert!(
         curve.points.iter().all(|&point| sets.iter().any(|&set| close(set, point))),
         "{curve:?}"
     );
     assert_eq!((curve.breakpoints[0], *curve.breakpoints.last().unwrap()), (0.0, 1.0));
-    // Save where steep segments gave way, which is the last thousandth at most.
+    // Except where steep segments were replaced, which is the last thousandth at most.
     let steep = curve.segments.last().unwrap().slope == 1e3;
     let exact = if steep { curve.breakpoints[curve.breakpoints.len() - 2] } else { 1.0 };
     assert!(exact >= 0.999 - ROUNDING, "{curve:?}");
@@ -80,7 +80,7 @@ fn is_exact(operators: &Groups) {
     for &(ratio, time) in sets.iter().filter(|set| set.0 <= exact) {
         assert!(time >= segments(&curve, ratio) - ROUNDING, "({ratio}, {time}) below {curve:?}");
     }
-    // An upper bound: to discard at least a ratio, no more is needed than the next point takes.
+    // An upper bound: discarding at least a ratio takes no more than the next point does.
     for &(ratio, _) in &sets {
         let cheapest =
             sets.iter().filter(|set| set.0 >= ratio).map(|set| set.1).fold(f64::INFINITY, f64::min);
@@ -140,8 +140,8 @@ fn forward_nodes(graph: &Graph, module: &str) -> Vec<NodeId> {
     program.into_iter().filter(is_part).collect()
 }
 
-/// What really runs again where the nodes in `discarded` keep nothing: whatever it takes to have
-/// all that the backward pass reads of this module, from what is there then.
+/// What really runs again if the nodes in `discarded` keep nothing: whatever is needed to have all
+/// that the backward pass reads of this module, from what exists then.
 fn runs_again(
     graph: &Graph,
     flow: &Dataflow,
@@ -183,7 +183,7 @@ fn runs_again(
         if there {
             continue;
         }
-        // Who makes it, and who writes into it.
+        // The node that makes it, and the nodes that write into it.
         for &id in forward.iter().filter(|&&id| id == maker || graph.mutated(id).contains(&storage))
         {
             if again.insert(id) {
@@ -194,7 +194,7 @@ fn runs_again(
     again
 }
 
-/// A curve promises no less than has to run again, whatever is discarded.
+/// A curve promises no less than what has to run again, whatever is discarded.
 fn is_enough(graph: &Graph, profile: &Profile) -> usize {
     let flow = dataflow(graph, profile);
     let mut modules = 0;
@@ -250,7 +250,7 @@ proptest! {
 
 #[test]
 fn what_reads_something_overwritten_cannot_run_again() {
-    // `a` reads what the root makes; where the root then writes over it, what `a` makes is made
+    // `a` reads what the root makes; if the root then overwrites it, the output of `a` can be made
     // only once.
     for overwritten in [false, true] {
         let mut builder = GraphBuilder::new("overwritten");
@@ -291,7 +291,7 @@ fn what_reads_something_overwritten_cannot_run_again() {
 #[test]
 fn whoever_writes_into_an_output_runs_again_with_its_maker() {
     // The step returns what `made` makes and `writes` writes into; the backward pass does not read
-    // it, so it is not there for `reads` to run again.
+    // it, so it does not exist for `reads` to run again.
     let mut builder = GraphBuilder::new("written");
     let storages = [0; 3].map(|_| builder.storage(Bytes(64)));
     let tensor = |index: usize| [Some(ValueSpec::contiguous(&[64], DType::U8, storages[index]))];
@@ -332,15 +332,15 @@ fn attention_and_perceptron_of_a_small_model() {
 
 #[test]
 fn a_chain_by_hand() {
-    // 4 MiB in 1 µs, twice; 1 MiB in 3 µs; 2 bytes in 2 µs; 1 µs in any case. In all 9 MiB + 2
+    // 4 MiB in 1 µs, twice; 1 MiB in 3 µs; 2 bytes in 2 µs; 1 µs in any case. In total 9 MiB + 2
     // bytes, 8 + 0 µs.
     let groups = vec![group(4 << 20, 1), group(1 << 20, 3), group(4 << 20, 1), group(2, 2)];
     let Tradeoff { bytes, seconds, curve } = tradeoff(&Groups { groups, always: Seconds(1e-6) });
     assert_eq!((bytes, (seconds.0 * 1e6).round()), (Bytes((9 << 20) + 2), 8.0));
     let whole = ((9 << 20) + 2) as f64;
     let ratio = |bytes: u64| bytes as f64 / whole;
-    // The two bytes would make a slope of a million; a thousand it is, from where that line meets
-    // the segment before.
+    // The two bytes would make a slope of a million; it becomes a thousand, from where that line
+    // meets the segment before.
     assert_eq!((curve.breakpoints.len(), curve.breakpoints[1]), (4, ratio(8 << 20)));
     assert!(
         (curve.breakpoints[2] - (1.0 - 0.25 / 1000.0)).abs() < 1e-5,

@@ -1,6 +1,6 @@
 //! Steps that end where they begin: a weight that lies in the tier below between steps, and one
-//! that is under way at the border. Invariant: each way of being wrong about it is produced here,
-//! by the smallest damage to a legal schedule.
+//! that is in flight at the border. Invariant: each possible error in this is produced here, by the
+//! smallest damage to a legal schedule.
 //!
 //! Tier: quick, since it takes less than a second.
 
@@ -55,7 +55,7 @@ fn graph() -> Graph {
     builder.build().unwrap()
 }
 
-/// A weight is away where the moves say so; the copy of all of it takes a second.
+/// A case in which weights are away as the moves say; copying a whole weight takes a second.
 fn case(moves: &[(&str, u32, Motion)]) -> Case {
     let graph = graph();
     let machine = Machine::preset("a100-80gb").unwrap();
@@ -81,7 +81,7 @@ const AWAY: &[(&str, u32, Motion)] =
 /// It leaves at the end of one step, and is away from the loss of the next one on.
 const LEAVING: &[(&str, u32, Motion)] =
     &[("w", 1, Motion::Release), ("w", 1, Motion::Prefetch), ("w", 3, Motion::Offload)];
-/// Nobody writes it, so it goes at once; it comes back at the end of the step.
+/// It is not written, so it is released at once; it comes back at the end of the step.
 const COMING: &[(&str, u32, Motion)] = &[("v", 1, Motion::Release), ("v", 3, Motion::Prefetch)];
 
 impl Case {
@@ -180,7 +180,7 @@ fn what_crosses_the_border_takes_time_of_both_steps() {
         transfer1: buffer3 to buffer5"#]]
     .assert_eq(&leaving.list().join("\n"));
     let timeline = leaving.verdict().unwrap();
-    // It leaves beside the loss of the next step, and its way back is beside the gradient.
+    // It leaves during the loss of the next step, and comes back during the gradient.
     assert_eq!(timeline.seconds, Seconds(3.0));
     let crossing = timeline.transfers.last().unwrap();
     assert_eq!((crossing.start, crossing.stall), (Seconds(3.0), Seconds(0.0)));
@@ -205,7 +205,7 @@ fn what_comes_back_for_the_next_step() {
     assert_eq!(timeline.transfers[0].stall, Seconds(1.0));
 }
 
-/// Seconds that are idle, free and waited for, with the accesses and the in-trigger between them.
+/// Idle, free and waiting seconds, with the accesses and the in-trigger between them.
 fn swapped(moves: &[(&str, u32, Motion)]) -> String {
     let case = case(moves);
     let rows = case.verdict().unwrap().swapped(&case.graph, &case.schedule);
@@ -290,7 +290,7 @@ fn a_step_that_ends_elsewhere() {
              version of `w` there"
         ],
     );
-    // Only its last copy goes.
+    // Only its last copy is freed.
     broken(
         AWAY,
         |case| {
@@ -302,7 +302,7 @@ fn a_step_that_ends_elsewhere() {
              the step"
         ],
     );
-    // The next step looks for it on the device.
+    // The next step expects it on the device.
     broken(
         COMING,
         |case| {
@@ -340,7 +340,7 @@ fn what_is_under_way_at_the_border() {
     );
 }
 
-/// Whoever lies beside it, such as an evaluation, stays clear of all its places.
+/// Schedules that share its memory, such as an evaluation's, avoid all its places.
 #[test]
 fn what_is_under_way_has_its_place_at_both_ends() {
     for moves in [AWAY, LEAVING, COMING] {
@@ -355,7 +355,7 @@ fn what_is_under_way_has_its_place_at_both_ends() {
 
 #[test]
 fn what_crosses_comes_from_where_something_is_kept() {
-    // It arrives within the step, so the next one would wait for nothing.
+    // It arrives within the step, so the next one would wait for a transfer that is not in flight.
     broken(
         LEAVING,
         |case| {
@@ -363,7 +363,7 @@ fn what_crosses_comes_from_where_something_is_kept() {
         },
         expect!["transfer1 is under way when a step begins, but has arrived when the step is over"],
     );
-    // What lies in the batch's buffer at the end of a step is brought into the next one.
+    // The contents of the batch's buffer at the end of a step would be brought into the next one.
     broken(
         AWAY,
         |case| {
@@ -435,7 +435,7 @@ fn times_that_cannot_be() {
         let refused = lanes(&case.profile, &case.schedule, &timeline).unwrap_err();
         expected.assert_eq(&refused.to_string());
     };
-    // Both over the lane back.
+    // Both on the lane back.
     const BOTH: &[(&str, u32, Motion)] = &[
         ("w", 0, Motion::Prefetch),
         ("v", 0, Motion::Prefetch),

@@ -1,5 +1,5 @@
-//! Transfers by hand: an activation goes to the host and comes back. Invariant: each way of being
-//! wrong about a transfer is produced here, by the smallest damage to a legal schedule.
+//! Transfers by hand: an activation goes to the host and comes back. Invariant: each possible error
+//! in a transfer is produced here, by the smallest damage to a legal schedule.
 //!
 //! Tier: quick, since it takes less than a second.
 
@@ -18,7 +18,7 @@ use tightfit::tensor::DType;
 use tightfit::timeline::Timeline;
 use tightfit::units::{Bytes, Seconds};
 
-/// Each call takes a second, and so do 256 bytes on a lane.
+/// Size of tensors, in bytes; a call takes a second, and so does a transfer of this size.
 const BYTES: u64 = 256;
 
 /// The tier below the device.
@@ -30,11 +30,11 @@ struct Case {
     graph: Graph,
     profile: Profile,
     schedule: Schedule,
-    /// The activation on the device, its copy on the host, and where it comes back to.
+    /// The activation on the device, its copy on the host, and its destination on return.
     buffers: [BufferId; 3],
 }
 
-/// a → b → c → loss ← d(a): `a` is needed again at the end only.
+/// a → b → c → loss ← d(a): `a` is needed again only at the end.
 fn graph() -> Graph {
     let mut builder = GraphBuilder::new("away");
     let mut node = |name: &str, phase, inputs: &[_], bytes: u64| {
@@ -109,7 +109,7 @@ fn away() -> Case {
             Instruction::Free(_) | Instruction::Start(_) | Instruction::Wait(_) => {}
         }
     }
-    // From the end, so that positions before stay what they are.
+    // From the end, so that earlier positions do not change.
     schedule.instructions.insert(last, Instruction::Free(host));
     schedule.instructions.insert(last, wait(1));
     schedule.instructions.insert(loss, copy(1, 1, host, back));
@@ -162,8 +162,8 @@ fn lanes_run_beside_the_calls() {
         let transfer = &timeline.transfers[id];
         (transfer.start.0, transfer.seconds.0, transfer.stall.0)
     };
-    // `a` ends after one second; its copy leaves beside `b`, and `c` hides the wait. The way back
-    // begins beside the loss and ends with it.
+    // `a` ends after one second; its copy leaves during `b`, and `c` hides the wait. The way back
+    // begins with the loss and ends with it.
     assert_eq!(seconds(0), (1.0, 1.0, 0.0));
     assert_eq!(seconds(1), (3.0, 1.0, 0.0));
     assert_eq!(timeline.seconds, Seconds(5.0));
@@ -205,7 +205,7 @@ fn a_lane_moves_one_thing_after_another() {
 fn what_is_away_is_not_held() {
     let timeline = away().verdict().unwrap();
     let held: Vec<u64> = timeline.calls.iter().map(|call| call.held.0).collect();
-    // x and a; a and b; a, b and c; c, the loss and the room for a; a, the loss and d.
+    // x and a; a and b; a, b and c; c, the loss and the memory for a; a, the loss and d.
     assert_eq!(held, [512, 512, 768, 516, 264]);
     let away: Vec<_> = timeline.residencies.iter().filter(|r| r.tier == below_device()).collect();
     assert_eq!(away.len(), 1);

@@ -1,6 +1,6 @@
-//! The judge's verdicts: a legal schedule, broken in every way that there is. Invariant: each
-//! variant of [`Violation`] is produced here, by the smallest change that produces it; [`variant`]
-//! does not compile when one is added.
+//! The checker's verdicts: a legal schedule, broken in every possible way. Invariant: each variant
+//! of [`Violation`] is produced here, by the smallest change that produces it; [`variant`] does not
+//! compile when one is added.
 //!
 //! Tier: quick with a part of the cases, less than a second; full with all of them.
 use expect_test::{Expect, expect};
@@ -15,14 +15,14 @@ use tightfit::tensor::{Argument, DType};
 use tightfit::units::{Bytes, Seconds};
 use tightfit::{Goal, Request};
 
-/// A graph, what it costs, and a legal schedule for it, to be broken.
+/// A graph, its costs, and a legal schedule for it, to be broken.
 struct Case {
     graph: Graph,
     profile: Profile,
     schedule: Schedule,
 }
 
-/// Builds graphs whose nodes are called what the tests call them.
+/// Builds graphs whose nodes have the names that the tests use.
 struct Sketch(GraphBuilder);
 
 impl Sketch {
@@ -246,7 +246,7 @@ fn variant(violation: &Violation) -> &'static str {
     }
 }
 
-/// A fresh output beside a view of the input, which is then read for the whole input.
+/// A fresh output as well as a view of the input, which is then read for the whole input.
 #[test]
 fn a_view_written_elsewhere() {
     let mut sketch = Sketch(GraphBuilder::new("view"));
@@ -696,7 +696,7 @@ fn ids_from_nowhere() {
 }
 
 /// An output that is written in place after a copy of its first version was made: the copy does not
-/// stand for it.
+/// replace it.
 #[test]
 fn the_last_version_lost() {
     let mut sketch = Sketch(GraphBuilder::new("lost"));
@@ -715,7 +715,7 @@ fn the_last_version_lost() {
     let mut again = case.call(index).clone();
     again.outputs = vec![copy];
     case.schedule.instructions.insert(index + 1, Instruction::Recompute(again));
-    // Its first version must not stay beside the last one: who looks for `h` might find it.
+    // Its first version must not stay in addition to the last one: a reader of `h` might find it.
     expect!["Leaked: buffer2 still holds what `h` made (version 0) at the end of the step"]
         .assert_eq(&case.verdict(case.schedule.slab));
     let mut freed = case.schedule.clone();
@@ -731,7 +731,7 @@ fn the_last_version_lost() {
     .assert_eq(&case.verdict(case.schedule.slab));
 }
 
-/// Only what the operator table allows, and only over an input that nobody keeps.
+/// Only what the operator table allows, and only over an input that is not kept.
 #[test]
 fn in_place_where_it_is_not_allowed() {
     let relu = |input: Phase| {

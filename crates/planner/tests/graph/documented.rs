@@ -20,7 +20,7 @@ fn example() -> &'static str {
     first
 }
 
-/// What stands in the first column of the section's first table.
+/// The contents of the first column of the section's first table.
 fn rows(section: &str) -> BTreeSet<String> {
     let text = PAGE.split(&format!("\n## {section}\n")).nth(1).unwrap();
     let table = text.lines().skip_while(|line| !line.starts_with('|'));

@@ -1,13 +1,13 @@
-//! Graphs at and beyond the largest figures that are read. Invariant: a node with as many operands
-//! as a node may have is held to every rule in time that is proportional to them, which squares of
-//! such numbers would not end in; beyond a limit the message names it.
+//! Graphs at and beyond the limits for reading. Invariant: a node with as many operands as allowed
+//! is checked against every rule in time proportional to their number, which a quadratic check
+//! would not finish in; beyond a limit the message names it.
 //!
 //! Tier: quick, since it takes 4 s.
 
 use serde_json::{Value as Json, json};
 use tightfit::graph;
 
-/// Some 10^9 pairs.
+/// Operands of a node, which form about 10^9 pairs.
 const WIDE: usize = 60_000;
 
 fn value(id: usize) -> Json {
@@ -28,7 +28,7 @@ fn verdict(file: &Json) -> String {
     }
 }
 
-/// One node that splits an input into [`WIDE`] parts, and one that puts them together again.
+/// One node that splits an input into [`WIDE`] parts, and one that joins them again.
 fn split_and_joined() -> Json {
     let parts: Vec<usize> = (1..=WIDE).collect();
     let named: Vec<Json> = parts.iter().map(|part| json!({ "value": part })).collect();
@@ -137,7 +137,7 @@ fn a_long_text_is_read_through_a_window() {
     let mut long = split_and_joined();
     assert!(long.to_string().len() < 16 << 20);
     let short = graph::read(long.to_string().as_bytes()).unwrap();
-    // Ignored, but it makes the text longer than what is held.
+    // Ignored, but it makes the text longer than what is held in memory.
     long["about"] = json!("\\\"x".repeat(8 << 20));
     assert!(long.to_string().len() > 16 << 20);
     let text = long.to_string();
@@ -145,7 +145,7 @@ fn a_long_text_is_read_through_a_window() {
     assert_eq!(read, "a string of more than 6291456 bytes is not read; no real one is that long");
     long["about"] = json!(vec!["\\\"xxxxxxxxxxxxxxxx"; 1 << 20]);
     assert_eq!(graph::read_from(long.to_string().as_bytes()).unwrap(), short);
-    // Not at the end of the file, but where the text ends.
+    // Cut off at the end of the text, not of the file.
     let cut = &long.to_string()[..20 << 20];
     let read = graph::read_from(cut.as_bytes()).unwrap_err().to_string();
     assert!(read.starts_with("not a tightfit-graph/1 file: EOF while parsing"), "{read}");

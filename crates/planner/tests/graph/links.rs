@@ -1,6 +1,6 @@
-//! What nodes say of each other, and a graph of its modules: whose derivative a node computes, what
-//! it computes again, what it may overwrite, which modules are never called. Invariant: each rule
-//! is broken once.
+//! Links between nodes, and a graph's list of modules: whose derivative a node computes, what it
+//! computes again, what it may overwrite, which modules are never called. Invariant: each rule is
+//! broken once.
 //!
 //! Tier: quick, since it takes less than a second.
 
@@ -182,11 +182,11 @@ fn modules_that_are_never_called() {
     ]
     .map(path);
     assert_eq!(called(&valid()), expected);
-    // A file that does not say: numbered children are those of a list.
+    // A file that does not say: numbered children count as those of a list.
     let mut silent = valid();
     silent.as_object_mut().unwrap().remove("uncalled");
     assert_eq!(called(&silent), expected);
-    // A file that says otherwise is believed.
+    // A file that says otherwise is taken at its word.
     let mut other = valid();
     other["uncalled"] = json!(["mlp", "mlp.up"]);
     expected[1].1 = true;

@@ -1,6 +1,6 @@
-//! Every way in which bytes are not a graph, with the message that a person reads. Invariant: each
+//! Every way in which bytes are not a graph, with the message shown to the user. Invariant: each
 //! variant of [`ReadError`] and [`GraphError`] has a test here ([`variant`] panics at one that has
-//! none) or, where it is a limit, in `limits`; and no bytes whatever make the reader panic.
+//! none) or, if it is a limit, in `limits`; and no bytes whatever make the reader panic.
 //!
 //! Tier: quick with a part of the cases, 3 s; full with all of them.
 
@@ -56,7 +56,7 @@ fn verdict(bytes: &[u8]) -> String {
     }
 }
 
-/// Sets the field that a JSON pointer names, appending where it ends in `-`, and expects a message.
+/// Sets the field that a JSON pointer names, appending if it ends in `-`, and expects a message.
 fn with(pointer: &str, value: Json, expected: Expect) {
     let mut graph = valid();
     assert_eq!(verdict(&bytes(&graph)), "a graph");
@@ -254,7 +254,7 @@ fn sizes() {
              1152921504606846976"
         ],
     );
-    // Each is allowed, all together are not.
+    // Each is allowed, but all together are not.
     with(
         "/storages",
         json!([1u64 << 60, 16, 16, 16, 16, 16]),
@@ -483,7 +483,7 @@ fn values_lie_within_their_storage() {
              bytes, but storage 2 holds 16"
         ],
     );
-    // An expanded value takes no bytes, and a value with an extent of zero neither: but their
+    // An expanded value takes no bytes, and neither does a value with an extent of zero, but their
     // elements are counted.
     with(
         "/nodes/2/outputs/0",
@@ -662,7 +662,7 @@ fn ids_that_only_a_program_can_get_wrong() {
     .assert_eq(&builder.build().unwrap_err().to_string());
 }
 
-/// Files written by hand: keys that nobody knows, and everything that may be left out left out.
+/// Files written by hand: unknown keys, and everything optional left out.
 #[test]
 fn unknown_keys_are_ignored_and_most_keys_may_be_absent() {
     with("/nodes/2/colour", json!("blue"), expect![["a graph"]]);
@@ -672,8 +672,8 @@ fn unknown_keys_are_ignored_and_most_keys_may_be_absent() {
     expect![["a graph"]].assert_eq(&verdict(least));
 }
 
-/// Plans name their graph by this: it must not change with the order of keys in a file, or between
-/// versions.
+/// Plans name their graph by this hash: it must not change with the order of keys in a file, or
+/// between versions.
 #[test]
 fn the_hash_of_a_graph_is_its_own() {
     let graph = graph::read(&bytes(&valid())).unwrap();
@@ -681,7 +681,7 @@ fn the_hash_of_a_graph_is_its_own() {
         .assert_eq(graph.hash());
 }
 
-/// A small file with everything in it that the format has.
+/// A small file with every feature of the format.
 fn rich() -> Vec<u8> {
     use crate::fixtures::generator::{Kind, Layer, Recipe, Updates};
     let kinds = [
@@ -717,11 +717,11 @@ fn rich() -> Vec<u8> {
     bytes(&graph::write(&recipe.graph()))
 }
 
-/// What happens to a file on its way.
+/// Ways in which a file is damaged.
 #[derive(Clone, Debug)]
 enum Damage {
     Byte(prop::sample::Index, u8),
-    /// A digit for a digit: stays JSON, with other ids and sizes.
+    /// A digit for a digit: it stays JSON, with other ids and sizes.
     Digit(prop::sample::Index, u8),
     Remove(prop::sample::Index, usize),
     Repeat(prop::sample::Index, usize),
@@ -785,7 +785,7 @@ proptest! {
             damage.apply(&mut file);
         }
         if let Ok(graph) = graph::read(&file) {
-            // Whatever was let through can be planned.
+            // Any graph that is accepted can be planned.
             for profile in generator::profiles(&graph) {
                 tightfit::unplanned(&graph, &profile).unwrap();
                 let effort = Effort::work(1, 3_000);

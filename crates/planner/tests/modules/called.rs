@@ -1,5 +1,5 @@
 //! Modules that are never called have no statistics, so no plan names one. Invariant: which modules
-//! are called is stated here from the names alone, and not asked of the code.
+//! are called is derived here from the names alone, without asking the code.
 //!
 //! Tier: quick with a part of the cases, 8 s; full with all of them.
 
@@ -18,13 +18,13 @@ use tightfit::plan::modules::{
 use tightfit::tensor::{Argument, DType};
 use tightfit::units::{Bytes, Seconds};
 
-/// A model: its modules but the root, each below the root or below an earlier one, and what runs in
-/// which of them.
+/// A model: its modules except the root, each below the root or below an earlier one, and the nodes
+/// that run in each.
 #[derive(Clone, Debug)]
 struct Recipe {
-    /// Above, by place, 0 for the root; a component; whether it is called.
+    /// Index of the parent, 0 for the root; a path component; whether it is called.
     modules: Vec<(usize, &'static str, bool)>,
-    /// Module, by place, 0 for the root, and bytes of the output.
+    /// Index of the module, 0 for the root, and bytes of the output.
     nodes: Vec<(usize, u64)>,
 }
 
@@ -43,7 +43,7 @@ fn recipes() -> impl Strategy<Value = Recipe> {
 }
 
 impl Recipe {
-    /// The path of each module, the root's first, and those that are called.
+    /// The path of each module, the root's first, and the set of those that are called.
     fn paths(&self) -> (Vec<String>, BTreeSet<String>) {
         let mut paths = vec![String::new()];
         let mut called = BTreeMap::from([(String::new(), true)]);
@@ -93,7 +93,8 @@ impl Recipe {
     }
 }
 
-/// The modules that plans may name are those that are called; each hangs below the nearest of them.
+/// Checks that plans may name exactly the modules that are called; each is attached to the nearest
+/// of them above.
 fn only_called(info: &ModuleInfo, root: &str, called: &BTreeSet<String>) {
     let name = |path: &str| format!("{root}.{path}").trim_matches('.').to_string();
     let expected: BTreeSet<String> = called.iter().map(|path| name(path)).collect();
@@ -156,7 +157,7 @@ proptest! {
             let path = unit.trim_start_matches("model").trim_start_matches('.');
             prop_assert!(called.contains(path), "{}", unit);
         }
-        // And what is written reads the same.
+        // And what is written reads back the same.
         let written = info.to_json();
         prop_assert_eq!(ModuleInfo::from_json(written.as_bytes()).unwrap().to_json(), written);
     }

@@ -1,5 +1,5 @@
-//! What planners of modules do when time is up. Invariant: the clocks here are made up: each look
-//! at one is worth a hundredth of a second, so that looks are counted, never seconds.
+//! Planners of modules when time is up. Invariant: the clocks here are artificial: each check of
+//! one advances it by a hundredth of a second, so that checks are counted, never seconds.
 //!
 //! Tier: quick, since it takes less than a second.
 
@@ -13,10 +13,10 @@ use tightfit::units::{Bytes, Seconds};
 
 use crate::fixtures::module_tree;
 
-/// Looks in a second.
+/// Checks of the clock in a second.
 const LOOKS: f64 = 100.0;
 
-/// Equal layers: the solver tries who of them does what for longer than any test waits.
+/// Equal layers: the solver tries assignments among them for longer than any test waits.
 fn task(info: &ModuleInfo, seconds: f64) -> ShardTask {
     let link = Link { latency: Seconds(1e-5), bandwidth: 1e11 };
     ShardTask {
@@ -32,7 +32,7 @@ fn task(info: &ModuleInfo, seconds: f64) -> ShardTask {
     }
 }
 
-/// Plans, and says how often the clock was looked at; it jumps to infinity at one look.
+/// Plans, and returns the number of checks of the clock, which jumps to infinity at one of them.
 fn looks(info: &ModuleInfo, seconds: f64, interrupted: u64) -> u64 {
     let looks = AtomicU64::new(0);
     let clock = || {
@@ -49,8 +49,8 @@ fn looks(info: &ModuleInfo, seconds: f64, interrupted: u64) -> u64 {
 #[test]
 fn all_programs_of_a_plan_share_one_deadline() {
     let info = module_tree::transformer(12, 0.0, 1);
-    // Several programs, each of which would take all of the time by itself; then some looks at a
-    // clock that is over.
+    // Several programs, each of which would take all of the time by itself; then some checks of a
+    // clock that has run out.
     let looks = looks(&info, 1.0, u64::MAX);
     assert!((50..150).contains(&looks), "{looks}");
 }

@@ -1,4 +1,4 @@
-//! Planners of modules: beside brute force, recorded answers and laws.
+//! Planners of modules: against brute force, recorded answers and laws.
 
 mod called;
 mod deadlines;

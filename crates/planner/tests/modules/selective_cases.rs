@@ -103,7 +103,7 @@ fn real_modules_have_the_recorded_answers() {
         let plan = selective(&info, &task(&info, budget, &json!({ "world_size": 1 })));
         assert_eq!(json!(plan.is_ok()), expected["feasible"], "{budget}");
         let Ok(plan) = plan else { continue };
-        // The layers are alike, so one does as well as another that is not the last.
+        // The layers are alike, so any layer is as good as another, except the last.
         let mut ratios: Vec<f64> =
             ratios(&info, &plan).into_iter().map(|(_, ratio)| ratio).collect();
         let mut recorded: Vec<f64> = expected["decisions"]
@@ -257,7 +257,7 @@ fn the_knapsack_of_plain_operators_has_the_recorded_optima() {
         list.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
     };
     let (memory, runtime) = (numbers(&case["input"]["memory"]), numbers(&case["input"]["runtime"]));
-    // Shares of 1.25 bytes of memory in all: as hundredths.
+    // Shares of 1.25 bytes of memory in total, in hundredths.
     let items: Vec<OperatorStats> = memory
         .iter()
         .zip(&runtime)

@@ -40,7 +40,7 @@ fn every_recorded_case_has_the_recorded_answer_by_the_published_rules() {
         };
         match shard(&info, &task) {
             Ok(plan) => {
-                // Recorded seconds have four digits behind the point.
+                // Recorded seconds have four decimal digits.
                 let milliseconds = plan.exposed.0 * 1e3;
                 assert!(
                     (milliseconds - expected["exposed_comm_ms"].as_f64().unwrap()).abs()
@@ -48,8 +48,8 @@ fn every_recorded_case_has_the_recorded_answer_by_the_published_rules() {
                     "{}: {plan:?}",
                     case["id"]
                 );
-                // Recorded peaks are sums of the solver's variables, and a few dozen bytes off
-                // those of the statistics.
+                // Recorded peaks are sums of the solver's variables, and differ by a few dozen
+                // bytes from those of the statistics.
                 assert!(
                     (plan.peak.0 as i64 - expected["peak_mem"].as_i64().unwrap()).abs() <= 50,
                     "{}: {plan:?}",

@@ -1,6 +1,6 @@
-//! Module-level plans beside brute force on small trees, and what must hold between them.
-//! Invariant: the brute force shares no code with the planners: it tries every choice of modules,
-//! and how much they discard by linear algebra.
+//! Module-level plans against brute force on small trees, and laws between them. Invariant: the
+//! brute force shares no code with the planners: it tries every choice of modules, and finds how
+//! much they discard by linear algebra.
 //!
 //! Tier: quick, since it takes 2 s.
 
@@ -14,7 +14,7 @@ use tightfit::plan::modules::{
 };
 use tightfit::units::{Bytes, Seconds};
 
-/// Figures are so large that it does not matter that plans discard whole bytes.
+/// Unit of figures, so large that discarding only whole bytes makes no difference.
 const MILLION: u64 = 1_000_000;
 
 /// A random tree of at most `most` modules below the root.
@@ -63,11 +63,11 @@ fn task(random: &mut fastrand::Rng, info: &ModuleInfo) -> ShardTask {
     }
 }
 
-/// Every plan of a small tree, by trying.
+/// Finds every plan of a small tree by trial.
 struct Brute<'a> {
     stats: Vec<&'a ModuleStats>,
     task: &'a ShardTask,
-    /// Places in the forward post-order.
+    /// Positions in the forward post-order.
     post: Vec<usize>,
 }
 
@@ -100,7 +100,7 @@ impl<'a> Brute<'a> {
         sets.filter(|set: &Vec<usize>| !nested(set)).collect()
     }
 
-    /// Parameters and gradients of the units, the root's first.
+    /// Parameters and gradients of the units, those of the root first.
     fn parts(&self, units: &[usize]) -> Vec<(f64, f64)> {
         let of =
             |at: usize| (self.stats[at].parameters.0 as f64, self.stats[at].gradients.0 as f64);
@@ -153,7 +153,7 @@ impl<'a> Brute<'a> {
         sum
     }
 
-    /// Bytes that have to be discarded before each place of the post-order; `None` where no discard
+    /// Bytes that have to be discarded before each place of the post-order; `None` if no discard
     /// helps.
     fn needs(&self, units: &[usize], parts: &[(f64, f64)], offloaded: &[bool]) -> Option<Vec<f64>> {
         let w = f64::from(self.task.world_size);
@@ -182,10 +182,9 @@ impl<'a> Brute<'a> {
         Some(needs)
     }
 
-    /// The least seconds with which given modules discard what is needed. At an optimum each module
-    /// discards nothing, everything, up to the bend of its curve, or what makes some need exact; so
-    /// for every order in which modules are fixed this way the cheapest is found by trying all of
-    /// them.
+    /// The least seconds in which given modules discard the needed bytes. At an optimum each module
+    /// discards nothing, everything, up to a bend of its curve, or exactly what meets some need; so
+    /// the cheapest is found by trying, for every order in which modules are fixed, all of these.
     fn discard(&self, chosen: &[usize], needs: &[f64]) -> Option<f64> {
         let mut best = None;
         self.try_discards(chosen, needs, &mut vec![None; chosen.len()], &mut best);
@@ -216,8 +215,8 @@ impl<'a> Brute<'a> {
             }
             return;
         };
-        // The others stand at their corners; at most one in each tight need does not, so corners
-        // are tried for all and each one in turn takes up what is left of a need.
+        // The others are at their corners; at most one in each tight need is not, so corners are
+        // tried for all, and each module in turn takes what is left of a need.
         let module = chosen[next];
         let most = self.stats[module].forward_activations.0 as f64;
         let mut values = self.corners(module);
@@ -234,7 +233,7 @@ impl<'a> Brute<'a> {
         fixed[next] = None;
     }
 
-    /// What is left of the need at `place` for module `next`, for all corners of those not fixed
+    /// The rest of the need at `place` for module `next`, for all corners of the modules not fixed
     /// yet.
     fn rest(
         &self,
@@ -373,7 +372,7 @@ fn no_worse(better: Option<f64>, worse: Option<f64>, what: &str) {
 }
 
 /// Sharding first, under every budget that may leave something for checkpointing; then
-/// checkpointing under its units.
+/// checkpointing with its units.
 fn one_after_the_other(info: &ModuleInfo, task: &ShardTask) -> Option<f64> {
     let alone = ShardTask { checkpointing: false, host: None, ..task.clone() };
     let first = (0..8).filter_map(|more| {
@@ -419,7 +418,7 @@ fn recorded(name: &str) -> ModuleInfo {
     .unwrap()
 }
 
-/// Eight devices with a tenth of a terabyte a second between them.
+/// Eight devices with 0.1 TB/s between them.
 fn cluster(info: &ModuleInfo, share: f64) -> ShardTask {
     let link = Link { latency: Seconds(1e-5), bandwidth: 1e11 };
     ShardTask {
@@ -486,7 +485,7 @@ fn selective_checkpointing_is_what_sharding_over_one_device_leaves() {
             limits: SolverLimits::default(),
         };
         // With the root as the only unit, its gathered parameters and gradients and two more copies
-        // on the way are there at every moment, and nothing else differs.
+        // in flight are there at every moment, and nothing else differs.
         let root = &info.modules()[info.root()];
         let gathered = Bytes(3 * root.parameters.0 + root.gradients.0);
         let link = Link { latency: Seconds(0.0), bandwidth: 1.0 };
@@ -536,7 +535,7 @@ fn deep_transformers_have_their_optimum() {
             let info = module_tree::transformer(24, variation, 1);
             assert!(info.modules().len() >= 350);
             let budget = Bytes((info.baseline_peak().0 as f64 * share) as u64);
-            // No time for the solver: what is proven is proven without it.
+            // No time for the solver, so whatever is proven is proven without it.
             let limits = SolverLimits { seconds: Some(Seconds(0.0)), ..SolverLimits::default() };
             let sharded = Vec::new();
             let task = SelectiveTask { budget, world_size: 1, allowed: None, sharded, limits };

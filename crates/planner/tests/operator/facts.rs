@@ -1,5 +1,6 @@
-//! Shapes, element types, places and operations that the table derives, beside those that PyTorch
-//! recorded. Invariant: every call of an operator of the table in the whole corpus is compared.
+//! Shapes, element types, places and operations that the table derives, compared with those that
+//! PyTorch recorded. Invariant: every call of an operator of the table in the whole corpus is
+//! compared.
 //!
 //! Tier: quick, since it takes less than a second.
 
@@ -14,7 +15,7 @@ use tightfit::tensor::{Argument, DType, TensorType};
 
 use crate::fixtures::corpus;
 
-/// The calls of a graph that the table knows.
+/// The calls of a graph whose operators are in the table.
 fn known(graph: &Graph) -> impl Iterator<Item = (NodeId, Operator)> + '_ {
     graph.nodes().iter().filter_map(|(id, node)| Some((id, node.operator?)))
 }
@@ -61,7 +62,7 @@ fn calls_that_pytorch_recorded_conform() {
             seen.insert(operator.name());
         }
     }
-    // PyTorch records none of what ranks do together; a divided step has all of it.
+    // PyTorch records no communication between ranks; a divided step has all of it.
     let step = corpus::step("mlp-digits");
     let forward = step.nodes().keys().filter(|&id| step.nodes()[id].phase.is_forward());
     let mut of_forward = SecondaryMap::with_default(StageId::from_u32(0));
@@ -112,7 +113,7 @@ fn views_are_views_and_mutations_mutate() {
     }
 }
 
-/// A graph's types, but for one value.
+/// A graph's types, except for one value.
 struct Damaged<'a> {
     graph: &'a Graph,
     value: ValueId,

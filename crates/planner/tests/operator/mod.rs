@@ -1,3 +1,3 @@
-//! The operator table: its facts beside what PyTorch recorded.
+//! The operator table: its facts compared with what PyTorch recorded.
 
 mod facts;

@@ -19,16 +19,16 @@ use crate::fixtures::generator::{Kind, recipes};
 
 use crate::fixtures::symbolic::{evaluate, left, number, scaled, sum};
 
-/// What a step leaves: its outputs, and what stays by name.
+/// The results of a step: its outputs, and what stays from step to step, by name.
 pub type Left = (Vec<u64>, BTreeMap<String, u64>);
 
 fn is_update(node: &Node) -> bool {
     node.phase == Phase::Optimizer
 }
 
-/// By the definition: the step of each micro-batch in turn, which finds what the one before it left
-/// of that which stays; then the updates, which find the means of what the micro-batches made.
-/// Which nodes are updates is for the caller to say.
+/// By the definition: the step of each micro-batch in turn, starting from the state that the one
+/// before it left; then the updates, which read the means of what the micro-batches made. The
+/// caller says which nodes are updates.
 pub fn by_definition(
     graph: &Graph,
     micro_batches: u32,
@@ -76,7 +76,7 @@ pub fn by_definition(
     (outputs, left(graph, &made, is_update, &|node| state[&node.name]))
 }
 
-/// The same where the nodes of the optimizer are the updates.
+/// The same with the nodes of the optimizer as the updates.
 fn by_updates(graph: &Graph, micro_batches: u32) -> Left {
     by_definition(graph, micro_batches, &|id| is_update(&graph.nodes()[id]))
 }
@@ -123,7 +123,7 @@ proptest! {
         let graph = recipe.graph();
         match accumulate(&graph, micro_batches) {
             Ok(whole) => prop_assert_eq!(by_graph(&whole), by_updates(&graph, micro_batches)),
-            // Outputs of one micro-batch alone; nodes behind the updates, and what was written into
+            // Outputs of one micro-batch alone; nodes after the updates, and what was written into
             // a buffer in another shape than its own.
             Err(PipelineError::NoMean { .. }) => {
                 prop_assert!(!recipe.kept.is_empty() || recipe.late_metric);
@@ -138,7 +138,7 @@ proptest! {
 }
 
 /// Between two micro-batches only sums are held: the peak grows by no more than these and the
-/// batches that wait.
+/// waiting batches.
 #[test]
 fn micro_batches_take_turns() {
     let graph = step("gpt-nano");

@@ -25,7 +25,7 @@ fn cases() -> Vec<Json> {
     serde_json::from_slice::<Json>(&text).unwrap()["cases"].as_array().unwrap().clone()
 }
 
-/// A step in the making; all tensors have one shape.
+/// A step under construction; all tensors have one shape.
 struct Chain {
     builder: GraphBuilder,
     stage: Vec<(NodeId, StageId)>,
@@ -63,8 +63,8 @@ impl Chain {
     }
 }
 
-/// Layers by name, each of which reads what the one before it makes, and what `skips` says of
-/// earlier ones; in stages, one for each visit of a rank.
+/// Layers by name, each of which reads the output of the one before it and, as given by `skips`,
+/// those of earlier ones; in stages, one for each visit of a rank.
 fn chain(
     layers: &[&str],
     ranks: &BTreeMap<&str, u32>,
@@ -106,7 +106,7 @@ fn chain(
     chain.builder.output(value);
     if trains {
         let loss = Tensor { value, storage };
-        // Gradients of what each layer makes, and of each layer's weight, so far.
+        // Gradients of each layer's output, and of each layer's weight, so far.
         let mut gradients: BTreeMap<usize, Tensor> = BTreeMap::new();
         let mut changes: BTreeMap<&str, Tensor> = BTreeMap::new();
         let first = chain.node("test.loss_backward", Phase::Backward, &[loss], Some(id));
@@ -147,7 +147,7 @@ fn chain(
     (chain.builder.build().unwrap(), of_forward, placement)
 }
 
-/// The messages of an update, and how often each layer runs.
+/// The messages of an update, and the number of runs of each layer.
 fn run(
     layers: &[&str],
     ranks: &BTreeMap<&str, u32>,
@@ -181,7 +181,7 @@ fn messages_and_visits_are_those_of_the_cases() {
         let input = &case["input"];
         let Some(layers) = input["layers"].as_str() else { continue };
         if id == "pipeline/dup_rejected" {
-            // Of the original's configuration: the same layers run in `reuse_r1r2r3`.
+            // About the original's configuration: the same layers run in `reuse_r1r2r3`.
             continue;
         }
         let layers: Vec<&str> = layers.split(' ').collect();
@@ -200,7 +200,7 @@ fn messages_and_visits_are_those_of_the_cases() {
         let trains = input["train"].as_bool().unwrap();
         let (messages, runs) = run(&layers, &ranks, &BTreeMap::new(), (micro_batches, trains));
 
-        // Activations go on to another visit, gradients the same way back.
+        // Activations are sent on to another visit, gradients back along the same path.
         let at: Vec<u32> = layers.iter().map(|layer| ranks[layer]).collect();
         let edges = at.windows(2).filter(|pair| pair[0] != pair[1]).count();
         let directions = if trains { 2 } else { 1 };
@@ -222,7 +222,7 @@ fn messages_and_visits_are_those_of_the_cases() {
     assert_eq!(seen, 17);
 }
 
-/// What the original refuses when it is made has its refusal here, but for what cannot be said.
+/// What the original refuses at construction is refused here, except for what cannot be expressed.
 #[test]
 fn what_makes_no_pipeline_is_refused() {
     let case = cases().into_iter().find(|case| case["id"] == "pipeline/ctor_errors").unwrap();
@@ -237,7 +237,7 @@ fn what_makes_no_pipeline_is_refused() {
     assert!(layers(&step, &profile, 10_000).is_err());
 }
 
-/// Sequences of numbers in parts whose largest sum is as small as can be.
+/// Sequences of numbers divided into parts whose largest sum is as small as possible.
 #[test]
 fn blocks_of_numbers_are_cut_evenly() {
     let case = cases().into_iter().find(|case| case["id"] == "pipeline/blockpartition").unwrap();
@@ -274,7 +274,8 @@ fn blocks_of_numbers_are_cut_evenly() {
     }
 }
 
-/// How often each layer runs again, by its micro-batch, where its rank checkpoints so.
+/// The number of times each layer runs again, by its micro-batch, if its rank checkpoints with this
+/// planner.
 fn again(graphs: &PrimaryMap<RankId, Graph>, planner: Planner) -> BTreeMap<(String, u32), usize> {
     let mut runs: BTreeMap<(String, u32), usize> = BTreeMap::new();
     for graph in graphs.values() {
@@ -293,7 +294,7 @@ fn again(graphs: &PrimaryMap<RankId, Graph>, planner: Planner) -> BTreeMap<(Stri
     runs
 }
 
-/// On one rank, where every layer reads what the rank has made, layers run again as the cases say.
+/// On one rank, where every layer reads what the rank has made, layers run again as in the cases.
 #[test]
 fn checkpointed_micro_batches_run_again() {
     let layers = ["A", "B", "C"];
@@ -324,7 +325,7 @@ fn checkpointed_micro_batches_run_again() {
     }
 }
 
-/// A tensor that a later stage reads, over the one between: one message more each way.
+/// A tensor that a later stage reads, past the one in between: one more message each way.
 #[test]
 fn a_skip_is_a_message_of_its_own() {
     let layers = ["A", "B", "C"];
@@ -338,7 +339,7 @@ fn a_skip_is_a_message_of_its_own() {
     assert_eq!(run(&layers, &ranks, &skips, (4, true)).0.len(), 0, "on one rank there is none");
 }
 
-/// Which forward passes run side by side.
+/// The forward passes that run at the same time.
 #[test]
 fn forward_passes_come_in_clock_cycles() {
     let case = cases().into_iter().find(|case| case["id"] == "pipeline/clock_cycles").unwrap();

@@ -84,7 +84,7 @@ fn models_are_cut_between_their_blocks() {
     .assert_eq(&cuts(&graph("resnet50_b32"), 4).join("\n"));
 }
 
-/// Whatever is asked for, layers that begin with calls are whole, in order, and can be found again.
+/// Whatever is requested, layers that begin with calls are whole, in order, and can be found again.
 #[test]
 fn layers_begin_with_calls_of_modules() {
     for name in ["gpt2_small_b8_s512", "resnet50_b32", "llama_1b_b2_s2048"] {
@@ -201,7 +201,7 @@ proptest! {
     }
 }
 
-/// Every rank's graph as it stands, and what the whole step takes.
+/// Every rank's graph without further planning, and the time of the whole step.
 fn fitted(rows: &tightfit::pipeline::Rows) -> (Vec<(Graph, Fitted)>, Seconds) {
     let graph = step("gpt-nano");
     let stages = rows.placement.len();
@@ -232,7 +232,7 @@ fn ranks_take_together_what_their_rows_do() {
             assert!((busy - timeline.seconds.0).abs() < 1e-9, "{name}");
             latest = f64::max(latest, time.end.0);
         }
-        // Rows know nothing of messages, sums and updates.
+        // Rows do not include messages, sums and updates.
         let ratio = latest / simulated.0;
         assert!((1.0..1.5).contains(&ratio), "{name}: {ratio}");
     }
@@ -242,7 +242,7 @@ fn ranks_take_together_what_their_rows_do() {
     assert_eq!(together(pairs, &[]), None, "what the other one sends never comes");
 }
 
-/// A message that is under way for a second arrives a second later; what nobody waits for does not.
+/// A message that takes a second arrives a second later; one that is not waited for does not.
 #[test]
 fn messages_take_the_time_that_they_are_given() {
     let (fitted, _) = fitted(&PipelineSchedule::GPipe.rows(2, 1).unwrap());
@@ -256,7 +256,7 @@ fn messages_take_the_time_that_they_are_given() {
     assert!((end(&[Seconds(0.0), Seconds(0.0)]) - at_once).abs() < 1e-12);
 }
 
-/// A graph without messages takes what its timeline says.
+/// A graph without messages takes as long as its timeline says.
 #[test]
 fn one_rank_waits_for_nobody() {
     let graph = step("gpt-nano");

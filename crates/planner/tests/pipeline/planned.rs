@@ -1,4 +1,4 @@
-//! The stage planner beside brute force: every cut and every set of recomputed layers.
+//! The stage planner against brute force: every cut and every set of recomputed layers.
 //!
 //! Tier: quick with a part of the cases, 3 s; full with all of them.
 
@@ -14,7 +14,7 @@ use tightfit::units::{Bytes, Seconds};
 
 use crate::fixtures::corpus::{graph, step};
 
-/// Everything there is about one choice: what each stage holds, and when everything is over.
+/// Everything about one choice: what each stage holds, and when everything is over.
 struct Choice<'a> {
     layers: &'a [LayerCost],
     ends: Vec<usize>,
@@ -111,8 +111,8 @@ fn devices(ranks: u32, budget: u64) -> Devices {
     Devices { ranks, budget: Bytes(budget), bandwidth, latency }
 }
 
-/// Before the first stage there is nobody who waits for a gradient: all that it does backwards is
-/// done when its weights' gradients are due.
+/// No stage before the first waits for its gradients: everything that it does backwards is done
+/// when its weights' gradients are due.
 #[test]
 fn the_first_stage_makes_no_gradient_for_others() {
     let second = Seconds(1.0);
@@ -217,7 +217,7 @@ proptest! {
         for plan in plan_stages(&layers, &devices, 8, &all, &|| false).unwrap() {
             prop_assert!(plan.peaks.values().all(|&peak| peak <= devices.budget));
             prop_assert_eq!(plan.ends.last(), Some(&layers.len()));
-            // What a rank holds, counted action by action.
+            // Bytes that a rank holds, counted action by action.
             for (rank, row) in &plan.rows.rows {
                 let stages = plan.rows.stages_of(rank);
                 let range = |stage: StageId| {
@@ -271,8 +271,8 @@ fn layers_of_a_step_account_for_its_bytes() {
     assert_eq!(costs[0].entering, Bytes::ZERO);
 }
 
-/// Where devices are large enough nothing is recomputed; on smaller ones it is, and on much smaller
-/// ones there is no plan. All forward passes before all backward passes hold most.
+/// If devices are large enough nothing is recomputed; on smaller ones something is, and on much
+/// smaller ones there is no plan. All forward passes before all backward passes hold most.
 #[test]
 fn budgets_decide() {
     let graph = graph("llama_1b_b2_s2048");

@@ -1,4 +1,5 @@
-//! Rows of pipeline schedules: beside recorded ones, in their closed forms, and what is refused.
+//! Rows of pipeline schedules: compared with recorded ones, in their closed forms, and what is
+//! refused.
 //!
 //! Tier: quick with a part of the cases, less than a second; full with all of them.
 
@@ -17,8 +18,8 @@ use crate::fixtures::corpus;
 /// Bytes of the activations of one rank's share of the model; divided evenly among its stages.
 const SHARE: u64 = 1 << 10;
 
-/// Stages that cost the same: seconds of F, I, W of a rank's share, of a transfer, and what part of
-/// the activations is left after I.
+/// Stages that cost the same: seconds of F, I, W of a rank's share, of a transfer, and the part of
+/// the activations that is left after I.
 fn alike(
     chunks: u32,
     [f, i, w]: [f64; 3],
@@ -49,7 +50,7 @@ fn shares(simulated: &Simulated) -> Vec<f64> {
     simulated.peaks.values().map(|peak| peak.0 as f64 / SHARE as f64).collect()
 }
 
-/// The rows that a recorded name speaks of, and stages on each rank.
+/// The rows that a recorded name refers to, and the number of stages on each rank.
 fn recorded(name: &str, ranks: u32, micro_batches: u32) -> Option<(Rows, u32)> {
     let of = |schedule: PipelineSchedule| {
         (schedule.rows(ranks, micro_batches).unwrap(), schedule.chunks())
@@ -79,8 +80,8 @@ fn recorded(name: &str, ranks: u32, micro_batches: u32) -> Option<(Rows, u32)> {
 }
 
 /// Makespans and peaks of the recorded rows. Those of V-Half come from a scheduler that reorders,
-/// so the closed form may take up to 4.5 longer, and holds no more; that holds for the peaks of
-/// V-Min too.
+/// so the closed form may take up to 4.5 longer, and holds no more; the latter applies to the peaks
+/// of V-Min too.
 #[test]
 fn recorded_schedules_take_and_hold_what_they_did() {
     let cases = cases("reference_schedules.json");
@@ -129,7 +130,7 @@ fn recorded_schedules_take_and_hold_what_they_did() {
 }
 
 /// The recorded orders, simulated: of a list scheduler, with makespan and peaks, and of PyTorch,
-/// where the makespan is that of ours.
+/// with our makespan.
 #[test]
 fn recorded_orders_are_simulated() {
     let cases = cases("schedules.json");
@@ -256,7 +257,7 @@ proptest! {
     }
 }
 
-/// Rows with one thing wrong, and what is said of it.
+/// Rows with one error, and the message for it.
 fn refused(change: impl FnOnce(&mut Rows), expected: Expect) {
     let mut rows = PipelineSchedule::ZbH1.rows(3, 4).unwrap();
     change(&mut rows);
@@ -327,7 +328,7 @@ fn each_rule_refuses() {
              with 2F0 for 1F0"
         ],
     );
-    // The first rank wants a gradient before it sends what the second computes first.
+    // The first rank waits for a gradient before it sends what the second computes first.
     refused(
         |rows| {
             let first = place(rows, 0, Action::new(0, i, 0));

@@ -32,10 +32,10 @@ struct Running<'a> {
     values: SecondaryMap<ValueId, u64>,
 }
 
-/// Executes all graphs, each node as soon as what it waits for is there: what it leaves.
+/// Executes all graphs, each node as soon as what it waits for exists; returns what that leaves.
 ///
 /// # Panics
-/// Where ranks wait for each other, a message is sent or received twice, or is never received.
+/// If ranks wait for each other, or a message is sent or received twice, or is never received.
 fn execute(ranks: &Ranks) -> Left {
     let mut sent: BTreeMap<i64, u64> = BTreeMap::new();
     let mut received: BTreeSet<i64> = BTreeSet::new();
@@ -123,7 +123,7 @@ fn execute(ranks: &Ranks) -> Left {
     (all.collect(), state)
 }
 
-/// The ranks of a divided step, which compute what the definition says.
+/// The ranks of a divided step, whose results are checked against the definition.
 pub fn divided(
     graph: &Graph,
     of_forward: &SecondaryMap<NodeId, StageId>,
@@ -136,13 +136,13 @@ pub fn divided(
             assert_eq!((node.op.as_str(), node.phase), ("aten.add.Tensor", Phase::Backward));
         }
     }
-    // Where receivers say early where messages are to be put.
+    // With receivers that announce early where messages are to be put.
     let posted = tightfit::pipeline::ranks(&division, rows, Leeway { ahead: 1, behind: 2 })?;
     let is_update = |id: NodeId| division.roles[id] == Role::Update;
     let (mut outputs, state) = by_definition(graph, rows.micro_batches, &is_update);
     outputs.sort_unstable();
     for left in [execute(&ranks), execute(&posted)] {
-        // Gradients that are summed in another order are others.
+        // Gradients that are summed in another order are different.
         if validate(rows, false).is_ok() {
             assert_eq!(left, (outputs.clone(), state.clone()));
         }
@@ -150,7 +150,7 @@ pub fn divided(
     Ok(ranks)
 }
 
-/// Forward nodes in so many stages of as many nodes each.
+/// Forward nodes divided into stages of equally many nodes.
 fn evenly(graph: &Graph, stages: u32) -> SecondaryMap<NodeId, StageId> {
     let forward: Vec<NodeId> =
         graph.nodes().keys().filter(|&id| graph.nodes()[id].phase.is_forward()).collect();
@@ -178,7 +178,7 @@ fn steps_of_the_corpus_are_divided() {
     }
 }
 
-/// Exporters put what a forward pass writes to statistics at its end, behind the last stage.
+/// Exporters put what a forward pass writes to statistics at its end, after the last stage.
 #[test]
 fn statistics_are_written_where_they_are_read() {
     for name in ["resnet50_b32", "mobilenet_v3_large_b64"] {
@@ -238,7 +238,7 @@ proptest! {
             | Err(PipelineError::TurnsBack { .. })
             | Err(PipelineError::Shared { .. }) => {}
             // A backward pass that reads a statistic which the next micro-batch has written, or two
-            // tensors that lie in each other and are both sent.
+            // tensors of which one lies in the other and which are both sent.
             Err(PipelineError::Graph(GraphError::ReadsOverwritten { .. })) => {
                 let shares = [Kind::Track, Kind::Overwrite, Kind::FreshAndView];
                 prop_assert!(recipe.layers.iter().any(|layer| shares.contains(&layer.kind)));

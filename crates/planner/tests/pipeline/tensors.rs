@@ -1,5 +1,5 @@
 //! Pipelines planned tensor by tensor: within the budget, never slower than their layers, and with
-//! what others wait for where the rows have it.
+//! what others wait for at the place that the rows give it.
 //!
 //! Tier: quick, since it takes less than a second.
 
@@ -82,7 +82,8 @@ impl Pipeline {
     }
 }
 
-/// What fits needs no recomputation; less memory means more time, and never more bytes than that.
+/// If everything fits, nothing is recomputed; less memory means more time, and never more bytes
+/// than that.
 #[test]
 fn ranks_stay_within_their_budgets() {
     for (schedule, name) in PipelineSchedule::ALL {
@@ -100,7 +101,7 @@ fn ranks_stay_within_their_budgets() {
     }
 }
 
-/// Where there is too little memory for messages to have leeway, they have none.
+/// If there is too little memory for messages to have leeway, they have none.
 #[test]
 fn messages_give_way_to_the_budget() {
     let Pipeline { graph, machine, layers, .. } = Pipeline::new(Bytes::ZERO);
@@ -136,7 +137,7 @@ fn actions_follow_their_rows_in_time() {
         let planned = Pipeline::new(Bytes(1 << 40)).best(schedule);
         for (rank, done) in &planned.times.ranks {
             let row = &planned.plan.rows.rows[rank];
-            // The gradients of a first stage's inputs are nobody's.
+            // A first stage's inputs have no gradients to be sent.
             let has_calls = |pass: Pass, stage: u32| stage > 0 || pass != Pass::InputGradient;
             for action in row {
                 let is_there = done.iter().any(|it| it.action == *action);
@@ -148,7 +149,7 @@ fn actions_follow_their_rows_in_time() {
     }
 }
 
-/// State that the graph has not is counted, and refusals name the rank.
+/// State that is not in the graph is counted, and refusals name the rank.
 #[test]
 fn state_counts_as_if_the_graph_had_it() {
     let room = Pipeline::new(Bytes(1 << 40));
@@ -165,7 +166,7 @@ fn state_counts_as_if_the_graph_had_it() {
         let refused = refused.unwrap_err();
         assert!(refused.to_string().starts_with("1f1b: rank"), "{refused}");
         let TensorPlanningError::TooLittle { needed, .. } = refused else { panic!("{refused}") };
-        // Enough for whatever runs alone, and not for a whole step without recomputation.
+        // Enough for any run by itself, but not for a whole step without recomputation.
         let planner = Planner::None;
         for refused in Pipeline::new(needed).plan(PipelineSchedule::OneFOneB, planner, None) {
             let refused = refused.unwrap_err();
@@ -174,8 +175,8 @@ fn state_counts_as_if_the_graph_had_it() {
     }
 }
 
-/// Weights' gradients that a plan has before a message which comes earlier in the row go back
-/// behind it where there is memory, and stay where there is none.
+/// Weights' gradients that a plan has before a message which comes earlier in the row move back
+/// after it if there is memory, and stay if there is none.
 #[test]
 fn messages_come_first_where_there_is_room() {
     let Pipeline { graph, machine, layers, .. } = Pipeline::new(Bytes::ZERO);
@@ -192,7 +193,7 @@ fn messages_come_first_where_there_is_room() {
         let room = spread(instance, &plan, Bytes(1 << 40)).runs();
         assert_eq!(before_messages(graph, &room), before_messages(graph, &program));
         moved += usize::from(early != room);
-        // As many runs, no more than the budget, and messages in their order.
+        // The same number of runs, no more than the budget, and messages in their order.
         let budget = peak(&early);
         let tight = spread(instance, &plan, budget).runs();
         assert!(peak(&tight) <= budget);
@@ -210,7 +211,7 @@ fn messages_come_first_where_there_is_room() {
     assert_eq!(moved, 2, "on both ranks something was early");
 }
 
-/// Every run right behind what it depends on, but messages in their order.
+/// Every run right after what it depends on, except that messages keep their order.
 fn as_early_as_may_be(graph: &Graph, program: &[NodeId]) -> Vec<NodeId> {
     let mut order: Vec<NodeId> = Vec::new();
     for &node in program {
@@ -235,7 +236,7 @@ fn as_early_as_may_be(graph: &Graph, program: &[NodeId]) -> Vec<NodeId> {
     order
 }
 
-/// How many runs stand before each message, of those that the program has behind it.
+/// The number of runs before each message that the program has after it.
 fn before_messages(graph: &Graph, runs: &[NodeId]) -> Vec<usize> {
     let messages = runs.iter().enumerate().filter(|(_, node)| graph.nodes()[**node].stream);
     messages.map(|(at, message)| runs[..at].iter().filter(|&node| node > message).count()).collect()

@@ -1,6 +1,6 @@
-//! Every planner that keeps the given order against the oracle, on graphs small enough to know the
-//! truth. Invariant: no planner ever claims more than is possible, and none is told to be optimal:
-//! how far each one is from the frontier is printed, not asserted.
+//! Every planner that keeps the given order against the oracle, on graphs small enough for the
+//! exact answer. Invariant: no planner ever claims more than is possible, and none is required to
+//! be optimal: how far each one is from the frontier is printed, not asserted.
 //!
 //! Tier: quick with a part of the cases, 5 s; full with all of them.
 
@@ -13,7 +13,7 @@ use tightfit::plan::{self, Instance, PlanError, Planner};
 use tightfit::profile::Profile;
 use tightfit::units::Bytes;
 
-/// The budget planner may move nodes: it is held to an oracle over all orders.
+/// The budget planner may move nodes, so it is compared with an oracle over all orders.
 const PLANNERS: [Planner; 7] = [
     Planner::None,
     Planner::Chen,
@@ -24,12 +24,12 @@ const PLANNERS: [Planner; 7] = [
     Planner::Rotor,
 ];
 
-/// Graphs whose every board the oracle can visit.
+/// Whether the oracle can visit every board of a graph.
 fn is_small(graph: &Graph) -> bool {
     graph.compute_nodes().len() <= 30 && graph.storages().len() <= 64
 }
 
-/// Budgets that tell plans apart: from below what anybody reaches to the unplanned peak.
+/// Budgets that distinguish plans: from below what any planner reaches to the unplanned peak.
 fn budgets(smallest: u64, unplanned: u64) -> Vec<u64> {
     let mut budgets: Vec<u64> = (0..=6)
         .map(|i| smallest + (unplanned - smallest) * i / 6)

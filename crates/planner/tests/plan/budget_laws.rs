@@ -35,7 +35,7 @@ fn unplanned(graph: &Graph, profile: &Profile) -> u64 {
     plan::simulate(graph, profile, &Sequence::from(&graph.compute_nodes())).curve.peak.0
 }
 
-/// An answer's plan is legal and fits, and its bound is below it.
+/// Checks that an answer's plan is legal and fits, and that its bound is below it.
 fn is_legal(graph: &Graph, profile: &Profile, budget: u64, answer: &Answer) {
     let Some(plan) = &answer.plan else { return };
     let cost = oracle::replay(graph, profile, &plan.runs()).unwrap();
@@ -72,7 +72,7 @@ fn more_memory_is_never_slower() {
                 );
                 before = now;
             }
-            // Whatever was learnt on the way, the bound falls as the budget rises.
+            // Whatever was learnt before, the bound falls as the budget rises.
             let bounds = (0..=20).map(|i| {
                 search.bound(Bytes(unplanned * i / 20)).map_or(f64::INFINITY, |bound| bound.0)
             });
@@ -281,7 +281,7 @@ fn enormous_times_do_not_wrap_around() {
     }
 }
 
-/// A clock that is asked and then goes on by a millisecond.
+/// A clock that advances by a millisecond each time it is checked.
 fn ends_soon_after(deadline: Seconds, graph: &Graph, budget: u64) -> u64 {
     let profile = Profile::new(graph, &Machine::preset("a100-80gb").unwrap());
     let asked = AtomicU64::new(0);

@@ -1,4 +1,4 @@
-//! The budget planner against the truth, on graphs so small that every order and every
+//! The budget planner against the exact answer, on graphs so small that every order and every
 //! recomputation can be tried. Invariant: its bound is below every legal schedule, its plans are
 //! what they claim to be; how often either one is optimal is printed, not asserted.
 //!
@@ -18,7 +18,7 @@ use tightfit::profile::Profile;
 use tightfit::units::Bytes;
 use tightfit_testing::either;
 
-/// How often what happened, over all budgets of all graphs.
+/// Counts of outcomes over all budgets of all graphs.
 #[derive(Debug, Default)]
 #[allow(dead_code)] // read by `Debug`
 struct Tally {
@@ -26,20 +26,20 @@ struct Tally {
     infeasible: usize,
     proven_infeasible: usize,
     feasible: usize,
-    /// Of those, where something must run again.
+    /// Of those, the cases in which something must run again.
     costs: usize,
     bound_is_optimum: usize,
     plan_is_optimum: usize,
     no_plan: usize,
-    /// Of those, where there is a plan in the given order.
+    /// Of those, the cases with a plan in the given order.
     no_plan_in_order: usize,
-    /// Plans that are faster than anything in the given order.
+    /// Plans that are faster than any in the given order.
     beats_order: usize,
-    /// The bound of the given order is what it takes in that order.
+    /// Cases in which the bound of the given order equals the optimum in that order.
     order_bound_is_optimum: usize,
-    /// Plans that something in the given order beats.
+    /// Plans that another one in the given order beats.
     beaten_in_order: usize,
-    /// Sums over all feasible budgets with a plan, of the time beyond running everything once.
+    /// Sums over all feasible budgets with a plan of the time beyond running everything once.
     bound: f64,
     optimum: f64,
     plan: f64,
@@ -57,7 +57,7 @@ fn budgets(least: u64, unplanned: u64) -> Vec<u64> {
     budgets
 }
 
-/// Everything that an answer promises, at several budgets in falling order.
+/// Checks everything that an answer promises, at several budgets in falling order.
 fn answers_are_true(
     graph: &Graph,
     profile: &Profile,
@@ -151,7 +151,7 @@ fn answers_are_true(
         tally.optimum += optimum - once;
         tally.plan += cost.seconds - once;
     }
-    // What was learnt at one budget holds at all.
+    // What was learnt at one budget holds in general.
     for &(budget, optimum) in &budgets {
         let bound = search.bound(Bytes(budget));
         if optimum
@@ -175,8 +175,8 @@ fn is_small(graph: &Graph) -> bool {
     graph.compute_nodes().len() <= 10 && droppable <= 14
 }
 
-/// A plan holds a batch that nobody reads until the first node has run; a schedule may let go of it
-/// before. Where there is one, plans miss budgets for that reason alone.
+/// A plan holds a batch that is not read until the first node has run; a schedule may free it
+/// before. If there is one, plans miss budgets for that reason alone.
 fn has_unread_batch(graph: &Graph) -> bool {
     let is_read = |storage| {
         graph.compute_nodes().into_iter().any(|node| graph.reads(node).contains(&storage))
@@ -184,7 +184,7 @@ fn has_unread_batch(graph: &Graph) -> bool {
     graph.placeholder_storages().any(|(_, storage)| !graph.is_kept(storage) && !is_read(storage))
 }
 
-/// What fails, in words.
+/// The failing case, as text.
 fn describe(graph: &Graph, profile: &Profile) -> String {
     let mut text = format!("in place: {}\n", profile.reuse.is_any());
     for (id, node) in graph.nodes() {

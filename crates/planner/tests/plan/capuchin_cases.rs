@@ -1,9 +1,9 @@
 //! The acceptance cases of Capuchin: an explanation of the published rule reproduces every figure
-//! of it that is right, and `plan::capuchin` is held to the frontiers. Invariant: the file says
-//! what is expected; nothing is recorded here.
+//! of it that is right, and `plan::capuchin` is compared with the frontiers. Invariant: the file
+//! says what is expected; nothing is recorded here.
 //!
 //! Those of swapping are in `swap_cases.rs`. Left out: `expected_seed_arithmetic`, which records
-//! what the original code computes where that is wrong.
+//! wrong results of the original code.
 //!
 //! Tier: quick, since it takes less than a second.
 
@@ -38,7 +38,7 @@ fn cases(prefix: &str) -> Vec<Case> {
             .unwrap();
     let all = file["cases"].as_array().unwrap();
     let nodes_of = |case: &Json| match case["input"]["nodes"].as_str() {
-        // "same as ID", or "ID*": the first case whose id starts so.
+        // "same as ID", or "ID*": the first case whose id starts with that.
         Some(reference) => {
             let id = reference.trim_start_matches("same as ").trim_end_matches('*');
             all.iter().find(|other| other["id"].as_str().unwrap().starts_with(id)).unwrap()["input"]
@@ -126,7 +126,7 @@ impl Case {
         nodes.iter().map(|&node| self.name(node)).collect()
     }
 
-    /// Peak, the node where it is reached first, and milliseconds of a sequence, all from the
+    /// Peak, the node at which it is reached first, and milliseconds of a sequence, all from the
     /// checker.
     fn run(&self, runs: &[NodeId]) -> (u64, String, f64) {
         let plan = Plan::new(&self.graph, &self.profile, Planner::Capuchin, runs.into());
@@ -147,7 +147,7 @@ impl Case {
         close(milliseconds, &expected["total_time"], &self.id);
     }
 
-    /// The rewritten step as the file writes it: node names, `_r` where a node runs again, and the
+    /// The rewritten step as the file writes it: node names, `_r` if a node runs again, and the
     /// operands that are not those of the original node.
     fn rewritten(&self, runs: &[NodeId]) -> (Vec<String>, BTreeMap<String, Vec<String>>) {
         let mut newest: BTreeMap<StorageId, String> = self
@@ -181,7 +181,7 @@ impl Case {
     }
 }
 
-/// The published rule's explanation of what it does until the predicted savings cover `need`.
+/// The published rule's explanation of its choices until the predicted savings cover `need`.
 fn published(case: &Case, need: Bytes) -> Explanation {
     let order = case.graph.compute_nodes();
     explain(Instance::new(&case.graph, &case.profile, &order), Rule::Published { need }, None)
@@ -332,8 +332,8 @@ fn ends(case: &Case, found: &Explanation, expected: &Json) {
     assert_eq!(to_recompute, sets(&expected["to_recompute"]), "{}", case.id);
 }
 
-/// The published variant promises savings that it does not make: asked for more, the chain of six
-/// peaks higher.
+/// The published variant predicts savings that it does not achieve: with a larger need, the chain
+/// of six peaks higher.
 #[test]
 fn published_peaks_higher_when_it_is_asked_for_more() {
     let case = cases("capuchin/pareto/C3_chain6").remove(0);
@@ -355,9 +355,9 @@ fn published_peaks_higher_when_it_is_asked_for_more() {
     assert!(peaks.contains(&(300, 671)) && peaks.contains(&(400, 761)), "{peaks:?}");
 }
 
-/// Our variant at every budget between the smallest peak that it reaches and the baseline. How far
-/// it is from the frontier of the file is printed, not asserted: a greedy planner does not promise
-/// to be there.
+/// Our variant at every budget between the smallest peak that it reaches and the baseline. Its
+/// distance from the frontier of the file is printed, not asserted: a greedy planner does not
+/// promise to be on it.
 #[test]
 fn ours_keeps_every_budget_and_never_peaks_higher_when_asked_for_less() {
     for case in cases("capuchin/pareto/") {
@@ -409,8 +409,8 @@ fn ours_keeps_every_budget_and_never_peaks_higher_when_asked_for_less() {
     }
 }
 
-/// `p` saves most per second, but is made from `t`, which is larger than what goes: that choice is
-/// tried and taken back.
+/// `p` saves most per second, but is made from `t`, which is larger than what is freed: that choice
+/// is tried and reverted.
 #[test]
 fn a_choice_that_raises_the_peak_is_taken_back() {
     let node = |name: &str, inputs: &[&str], mem: u64, time: u64| {

@@ -1,5 +1,5 @@
 //! The seven planning graphs: read, written, profiled and planned. Their peaks and times are facts
-//! that were verified against PyTorch's own liveness and are held to the byte.
+//! that were verified against PyTorch's own liveness and are checked to the byte.
 //!
 //! Tier: quick, since it takes 2 s.
 
@@ -123,7 +123,7 @@ fn steps_on_cuda_are_whole_and_fit() {
         assert!(ops().any(|op| op == "tightfit.adamw"), "{name}");
         let profile = Profile::new(&graph, &machine);
         let unplanned = tightfit::unplanned(&graph, &profile).unwrap();
-        // Parameters and their state stay, so a share of the rest is asked for.
+        // Parameters and their state stay, so a share of the rest is requested.
         let rest = unplanned.timeline().peak - graph.static_bytes();
         let budget = graph.static_bytes() + Bytes(rest.0 / 10 * 8);
         let request = Request { goal: Goal::Within(budget), ..Request::default() };

@@ -1,5 +1,5 @@
-//! What planners do when time is up. Invariant: the clocks here are made up, so that work and looks
-//! at the clock are counted, never seconds.
+//! Planners when time is up. Invariant: the clocks here are artificial, so that work and checks of
+//! the clock are counted, never seconds.
 //!
 //! Tier: quick, since it takes 4 s.
 
@@ -16,7 +16,7 @@ use tightfit::units::{Bytes, Seconds};
 
 use crate::fixtures::corpus;
 
-/// The planners whose rule looks at the step more than once.
+/// The planners whose rule visits the step more than once.
 const RULES: [Planner; 6] = [
     Planner::Capuchin,
     Planner::CapuchinPublished,
@@ -26,10 +26,11 @@ const RULES: [Planner; 6] = [
     Planner::Rotor,
 ];
 
-/// Operations between two looks at the clock, and of what was begun, for each node of a step.
+/// Most operations between two checks of the clock, and to finish what was begun, for each node of
+/// a step.
 const AFTERWARDS: u64 = 400;
 
-/// A step with what it costs, and its budgets as parts of the unplanned peak.
+/// A step with its costs, and its budgets as parts of the unplanned peak.
 struct Subject {
     graph: Graph,
     profile: Profile,
@@ -72,7 +73,7 @@ fn late<'a>(floor: u64, clock: &'a (dyn Fn() -> Seconds + Sync)) -> Effort<'a> {
     Effort { floor, deadline: Seconds(1.0), clock, ..Effort::work(1, u64::MAX) }
 }
 
-/// A clock that starts at 0 and says 2 from then on.
+/// A clock that reads 0 until it has been checked `after` times, and `to` from then on.
 fn jumping(looks: &AtomicU64, after: u64, to: f64) -> impl Fn() -> Seconds + Sync {
     move || {
         let is_over = looks.fetch_add(1, Ordering::Relaxed) >= after;
@@ -89,7 +90,7 @@ fn a_rule_ends_soon_after_its_floor() {
             for floor in [0, 300_000] {
                 let looks = AtomicU64::new(0);
                 let clock = jumping(&looks, 1, 2.0);
-                // No rule meets so little, so each would go on to its end.
+                // No rule meets such a small budget, so each would go on to its end.
                 let (answer, spent) = subject.plan(Bytes(1), planner, &late(floor, &clock));
                 assert!(spent <= floor + most, "{name} {planner:?}: {spent} after {floor}");
                 assert!(answer.is_err(), "{name} {planner:?}");
@@ -98,7 +99,7 @@ fn a_rule_ends_soon_after_its_floor() {
     }
 }
 
-/// A search whose time is up waits for the planners that it asks no longer than it is told to.
+/// A search whose time is up waits for the planners that it calls no longer than it is told to.
 #[test]
 fn planners_beside_a_search_end_soon_after_their_floor() {
     let Subject { graph, profile, order } = Subject::read("graphs/mobilenet_v3_large_b64.json.gz");
@@ -113,7 +114,7 @@ fn planners_beside_a_search_end_soon_after_their_floor() {
         );
         looks.load(Ordering::Relaxed)
     };
-    // They look at the clock as they go along.
+    // They check the clock as they go along.
     let (none, all) = (looks(0), looks(Effort::FLOOR));
     assert!(none < all / 2, "{none} of {all}");
 }
@@ -128,9 +129,9 @@ fn an_interruption_is_heeded_below_the_floor() {
             let clock = jumping(&looks, after, f64::INFINITY);
             let endless = Effort { deadline: Seconds(f64::INFINITY), ..late(u64::MAX, &clock) };
             let (answer, spent) = subject.plan(Bytes(1), planner, &endless);
-            // Between two looks a rule does no more than it may do afterwards.
+            // Between two checks a rule does no more work than it may do afterwards.
             assert!(spent <= (after + 1) * most, "{planner:?}: {spent}");
-            // Walking on to the end, twice at most, a rule looks once at each node.
+            // Walking on to the end, twice at most, a rule checks the clock once for each node.
             let looks = looks.load(Ordering::Relaxed).saturating_sub(after);
             assert!(looks <= 4 * subject.order.len() as u64, "{planner:?} goes on: {looks}");
             assert!(answer.is_err(), "{planner:?}");
@@ -182,7 +183,7 @@ fn what_a_rule_answers_when_time_is_up_fits_or_proves_nothing() {
                     assert!(ended.reached > budget && ended.tried > 0, "{planner:?}");
                     assert!(ended.to_string().contains("does not prove"), "{ended}");
                 }
-                // The published rule predicts that it is done, and is not.
+                // The published rule predicts that its plan fits, but it does not.
                 Err(PlanError::Infeasible(proof)) => assert!(!proof.is_proven(), "{planner:?}"),
                 Err(error) => panic!("{planner:?}: {error}"),
             }

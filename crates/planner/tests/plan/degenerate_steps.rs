@@ -1,5 +1,5 @@
 //! Steps at the edges of what the format allows: empty ones, weightless ones, enormous ones.
-//! Invariant: each of them is planned like any other, or refused with a reason, in no time.
+//! Invariant: each of them is planned like any other, or refused with a reason, almost instantly.
 //!
 //! Tier: quick, since it takes less than a second.
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
@@ -139,14 +139,14 @@ fn attention_over_expanded_keys_does_not_wrap_around() {
     assert!(fit(&step.graph(), Bytes(1 << 40), Planner::Auto).is_err());
 }
 
-/// Where the slab misses the budget by little and the planner has nothing better, little must not
-/// be asked for again and again.
+/// If the slab misses the budget by little and the planner has nothing better, small reductions
+/// must not be requested again and again.
 #[test]
 fn a_slab_that_nearly_fits_is_refused_at_once() {
     let gigabytes = |count: u64| count << 30;
     let mut step = Step::new();
     let mut previous = Vec::new();
-    // Lifetimes of three steps each, of sizes that do not pack: 17 where 15 are held.
+    // Lifetimes of three steps each, of sizes that do not pack: they need 17 although 15 are held.
     for (i, size) in [5, 2, 8, 3, 4, 3, 8, 1, 6].into_iter().enumerate() {
         let value = step.node(&format!("n{i}"), Phase::Forward, &previous, gigabytes(size));
         previous.push(value);

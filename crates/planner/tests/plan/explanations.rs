@@ -52,7 +52,7 @@ fn replays(
 proptest! {
     #![proptest_config(tightfit_testing::config(150))]
 
-    /// With addresses too: where they take more than the budget, the planner is asked for less.
+    /// With addresses too: if they take more than the budget, the planner is asked for less.
     #[test]
     fn a_plan_is_what_its_explanation_ends_with(
         recipe in generator::recipes(MOST_LAYERS),
@@ -126,7 +126,7 @@ proptest! {
         }
     }
 
-    /// No other plan stands in for a refused one, whatever happens to fit.
+    /// No other plan replaces a refused one, whatever happens to fit.
     #[test]
     fn a_refusal_of_the_published_rule_stays_one(recipe in generator::recipes(MOST_LAYERS)) {
         let graph = recipe.graph();

@@ -1,5 +1,5 @@
-//! Plans that bound the bytes held, and nodes that draw from the running generator. Invariant: what
-//! a plan holds is judged by the replay, which shares no code with planners or checker.
+//! Plans that bound the bytes held, and nodes that draw from the running generator. Invariant: the
+//! bytes that a plan holds are judged by the replay, which shares no code with planners or checker.
 //!
 //! Tier: quick with a part of the cases, 2 s; full with all of them.
 
@@ -21,8 +21,8 @@ use crate::fixtures::{generator, oracle};
 
 const MOST_LAYERS: usize = 16;
 
-/// The same step, whose random nodes draw from the running generator, and every third forward node
-/// besides.
+/// The same step, with random nodes drawing from the running generator, and every third forward
+/// node as well.
 fn streaming(graph: &Graph) -> Graph {
     let mut document = graph::write(graph);
     let nodes = document["nodes"].as_array_mut().unwrap();
@@ -61,7 +61,7 @@ fn keeps_its_promises(graph: &Graph, profile: &Profile) -> Result<(), TestCaseEr
             let budget = least.budget() + Bytes((room as f64 * part) as u64);
             let held = match hold(graph, profile, Goal::Within(budget), planner, &effort) {
                 Ok(held) => held,
-                // Only the budget planner comes back to what it reached.
+                // Only the budget planner finds the budget that it reached again.
                 Err(error) => {
                     prop_assert!(planner != Planner::Auto, "{error}");
                     continue;
@@ -85,7 +85,7 @@ fn may_move(storage: StorageId) -> bool {
     !storage.as_u32().is_multiple_of(3)
 }
 
-/// What is promised of a plan that moves what it holds.
+/// The promises of a plan that moves what it holds.
 fn moves_what_it_may(
     graph: &Graph,
     machine: &Machine,
@@ -101,7 +101,7 @@ fn moves_what_it_may(
         Err(RewriteError::Shown { .. }) => return Ok(()),
         rewritten => rewritten.map_err(|error| TestCaseError::fail(error.to_string()))?,
     };
-    // In its own terms the graph holds what the plan holds.
+    // By its own nodes, the rewritten graph holds what the plan holds.
     let runs = rewritten.compute_nodes();
     let position = |before: NodeId| runs.partition_point(|&node| node < before) as u32;
     let own: Vec<Move> = moved
@@ -121,7 +121,8 @@ fn moves_what_it_may(
 proptest! {
     #![proptest_config(tightfit_testing::config(40))]
 
-    /// With a tier: within the budget, nothing in it but what may be there, and a refusal is true.
+    /// With a tier: within the budget, only what may be there is in the tier, and a refusal is
+    /// true.
     #[test]
     fn with_a_tier_what_may_move_does(
         graph in generator::graphs(MOST_LAYERS),
@@ -168,7 +169,7 @@ proptest! {
         }
     }
 
-    /// A refusal names what is needed and what would do, and what would do does.
+    /// A refusal names the bytes that are needed and a budget that suffices, and that budget does.
     #[test]
     fn a_refusal_is_true(recipe in generator::recipes(MOST_LAYERS)) {
         let graph = streaming(&recipe.graph());

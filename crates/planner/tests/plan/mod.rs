@@ -1,4 +1,4 @@
-//! Planners: beside brute force, in their laws, on small, degenerate and real graphs.
+//! Planners: against brute force, their laws, and small, degenerate and real graphs.
 
 mod brute_force;
 mod budget_laws;

@@ -1,10 +1,10 @@
-//! Plans that move what they hold against the oracle, on graphs small enough to know the truth.
-//! Invariant: no plan is faster than the oracle, no bound and no proof of a refusal above it, and
-//! the oracle's own answer is a schedule that the checker lets pass and that takes as long as it
-//! says. How often plans are as fast as it is printed.
+//! Plans that move what they hold against the oracle, on graphs small enough for the exact answer.
+//! Invariant: no plan is faster than the oracle, no bound and no proof of a refusal is above it,
+//! and the oracle's own answer is a schedule that passes the checker and takes as long as it says.
+//! How often plans are as fast as it is printed.
 //!
 //! With `PROPTEST_CASES=1000` it takes some twenty minutes in a release build, and with
-//! `--nocapture` it prints in full what is worse. `TIGHTFIT_FIRST_CASE=n` begins there.
+//! `--nocapture` it prints in full the cases that are worse. `TIGHTFIT_FIRST_CASE=n` begins there.
 //!
 //! Tier: quick with a part of the cases, 5 s; full with all of them.
 
@@ -30,11 +30,11 @@ use crate::fixtures::oracle::with_moves::{
     Optimum, fastest_all_ways, fastest_in_order, fastest_with_moves, speaks_of,
 };
 
-/// Lanes in units a second, out and back, and their latency in seconds: from such that hide little
-/// to such that hide nearly all.
+/// Rates of the lanes out and back, in units a second, and their latency in seconds: from lanes
+/// that hide little to lanes that hide nearly everything.
 const LANES: [(f64, f64, f64); 5] =
     [(2.0, 2.0, 0.0), (4.0, 4.0, 0.0), (4.0, 2.0, 0.0), (8.0, 8.0, 0.25), (1.0, 1.0, 0.0)];
-/// Budgets between the largest working set and the unplanned peak.
+/// Number of budgets between the largest working set and the unplanned peak.
 const BUDGETS: u64 = 5;
 const ROUNDING: f64 = 1e-9;
 
@@ -68,7 +68,7 @@ fn is_dag(seed: u64) -> bool {
     seed.is_multiple_of(4)
 }
 
-/// Whether somebody reads all that a step begins with.
+/// Whether everything that a step begins with is read.
 fn is_read(graph: &Graph) -> bool {
     let nodes = graph.compute_nodes();
     let reads = |storage| nodes.iter().any(|&node| graph.reads(node).contains(&storage));
@@ -95,7 +95,7 @@ fn working_set(graph: &Graph, profile: &Profile) -> u64 {
 }
 
 impl Case {
-    /// The oracle's answer is legal, and takes what it says.
+    /// The oracle's answer is legal, and takes as long as it says.
     fn judge(&self, optimum: &Optimum) {
         let Case { seed, graph, profile, budget } = self;
         let schedule = optimum.schedule(graph, profile);
@@ -145,7 +145,7 @@ impl Case {
     }
 
     /// Seconds of the fastest step whose first runs come in an order from which planners may start;
-    /// none where that is not known.
+    /// `None` if that is not known.
     fn least_in_order(&self) -> Option<f64> {
         let Case { graph, profile, budget, .. } = self;
         let orders = [graph.compute_nodes(), plan::base_order(graph, profile)];
@@ -156,7 +156,7 @@ impl Case {
         seconds.collect::<Option<Vec<f64>>>()?.into_iter().min_by(f64::total_cmp)
     }
 
-    /// All that matters of it.
+    /// Everything relevant about the case, as text.
     fn words(&self) -> String {
         let Case { seed, graph, profile, budget } = self;
         let mut text = format!("case {seed}: budget {}", budget / UNIT);
@@ -227,18 +227,18 @@ impl Case {
     }
 }
 
-/// A plan beside the oracle.
+/// A plan compared with the oracle.
 #[derive(Clone, Copy, PartialEq)]
 enum Verdict {
     Equal,
-    /// By this share of the optimum.
+    /// Slower, by this share of the optimum.
     Slower(f64),
-    /// Though there is a step that holds no more.
+    /// Refused, although there is a step that holds no more.
     Refused,
 }
 
-/// Whether what an optimum holds has addresses within a budget. What is on the device at both ends
-/// of the step has the same address there.
+/// Whether what an optimum holds has addresses within a budget. Whatever is on the device at both
+/// ends of the step has the same address there.
 fn packs(schedule: &Schedule, budget: u64) -> bool {
     let lives = lives(schedule);
     let end = lives.iter().map(|(_, life)| life.last).max().unwrap_or(0);
@@ -255,7 +255,7 @@ fn packs(schedule: &Schedule, budget: u64) -> bool {
     packs_around(&lives, &pairs, &mut vec![None; lives.len()], budget)
 }
 
-/// The same where the pairs that are left have one address each, whichever.
+/// The same if the remaining pairs have one address each, whichever it is.
 fn packs_around(
     lives: &[Lifetime],
     pairs: &[[usize; 2]],
@@ -287,7 +287,7 @@ fn packs_around(
     })
 }
 
-/// When what is on the device is there, by instruction; of workspaces, too.
+/// When everything on the device is held, by instruction; workspaces too.
 fn lives(schedule: &Schedule) -> Vec<(BufferId, Lifetime)> {
     let mut held = BTreeMap::new();
     let mut lives = Vec::new();
@@ -339,17 +339,18 @@ fn cases(count: u32) -> impl Iterator<Item = Case> {
     (first..).filter_map(case).take(count)
 }
 
-/// How plans of one kind of graph did.
+/// Results of plans for one kind of graph.
 #[derive(Default)]
 struct Tally {
     equal: usize,
-    /// By which shares of the optimum others are slower.
+    /// The shares of the optimum by which the others are slower.
     slower: Vec<f64>,
     refused: usize,
-    /// Of those that are not equal, how many are as fast as any step whose first runs come in the
-    /// order of the program, or in the one that planners start from.
+    /// Of those that are not equal, the number that are as fast as any step whose first runs come
+    /// in the order of the program, or in the one that planners start from.
     equal_in_order: usize,
-    /// Of those that are not equal, for how many optima no addresses are found within the budget.
+    /// Of those that are not equal, the number of optima for which no addresses are found within
+    /// the budget.
     without_addresses: usize,
     too_large: usize,
 }

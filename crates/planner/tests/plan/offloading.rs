@@ -1,5 +1,5 @@
-//! What is away when. Invariant: whatever the graph, the lanes and the budget, a choice within the
-//! budget becomes a legal schedule that holds and takes what was said.
+//! Offloading. Invariant: whatever the graph, the lanes and the budget, a choice within the budget
+//! becomes a legal schedule with the stated bytes and seconds.
 //!
 //! Tier: quick with a part of the cases, 1 s; full with all of them.
 
@@ -21,7 +21,7 @@ use tightfit::{Goal, Request, fit, frontier};
 use crate::fixtures::generator;
 use crate::fixtures::moves::{host, with_host};
 
-/// Bytes a second: from lanes that hide nothing to such that hide all.
+/// Bytes a second: from lanes that hide nothing to lanes that hide everything.
 const BANDWIDTHS: [f64; 3] = [1e5, 1e6, 1e8];
 
 fn holds(graph: &Graph, machine: &Machine, bandwidth: f64, part: f64) -> Result<(), TestCaseError> {
@@ -55,7 +55,7 @@ fn holds(graph: &Graph, machine: &Machine, bandwidth: f64, part: f64) -> Result<
     prop_assert!(timeline.peak <= found.peak && found.peak <= budget);
     let off = (timeline.seconds.0 - found.seconds.0).abs();
     prop_assert!(off <= 1e-9 * found.seconds.0, "{:?} {:?}", timeline.seconds, found.seconds);
-    // Nothing that fits is faster than what is proven.
+    // Nothing that fits is faster than the proven bound.
     let effort = Effort::work(u64::MAX, 0);
     let least = plan::lower_bound_with_moves(instance, found.peak, &effort);
     let most = timeline.seconds.0 * (1.0 + 1e-9);
@@ -63,7 +63,7 @@ fn holds(graph: &Graph, machine: &Machine, bandwidth: f64, part: f64) -> Result<
     Ok(())
 }
 
-/// A row for each prefetch, with the accesses around it as the order of the step has them.
+/// Checks for a row for each prefetch, with the accesses around it as in the order of the step.
 fn lists_what_is_swapped(
     graph: &Graph,
     profile: &Profile,
@@ -111,7 +111,7 @@ fn lists_what_is_swapped(
     Ok(())
 }
 
-/// A tier that is too small for all that could be away.
+/// A tier that is too small for everything that could be away.
 fn is_within_the_tier(graph: &Graph, machine: &Machine, part: f64) -> Result<(), TestCaseError> {
     let mut machine = with_host(machine.clone(), 1e6, 64);
     let capacity = graph.storages().values().copied().sum::<Bytes>().0 as f64 * part;
@@ -131,7 +131,8 @@ fn is_within_the_tier(graph: &Graph, machine: &Machine, part: f64) -> Result<(),
     checked.map(|_| ()).map_err(|violation| TestCaseError::fail(violation.to_string()))
 }
 
-/// Measured rates differ from run to run; the smallest slab does not, and who asks for it gets it.
+/// Measured rates differ from run to run; the smallest slab does not, and is met when it is
+/// requested.
 fn is_the_same_whatever_the_rates(graph: &Graph, machine: &Machine) -> Result<(), TestCaseError> {
     let effort = Effort::work(1, 2_000);
     let smallest = BANDWIDTHS.map(|bandwidth| {

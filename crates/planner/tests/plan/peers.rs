@@ -1,5 +1,5 @@
 //! The peer planners on the corpus, and the exact one against the oracle. Invariant: each one stays
-//! within the budget or refuses with a plan that it reached; what one costs is printed by `tightfit
+//! within the budget or refuses with a plan that it reached; their cost is printed by `tightfit
 //! bench planner`, never asserted.
 //!
 //! Tier: quick with a part of the cases, 2 s; full with all of them.
@@ -18,7 +18,7 @@ use tightfit::profile::Profile;
 use tightfit::schedule::{Lowering, lower};
 use tightfit::units::Bytes;
 
-/// Static bytes and `share` of what the unplanned peak adds to them.
+/// Static bytes plus `share` of what the unplanned peak adds to them.
 fn budget(graph: &Graph, peak: Bytes, share: f64) -> Bytes {
     let resting = graph.static_bytes();
     resting + Bytes(((peak - resting).0 as f64 * share) as u64)
@@ -81,8 +81,8 @@ fn exact_refuses_what_is_too_large_for_it() {
     );
 }
 
-/// Equal, but for plans that repeat a node twice, or out of program order, in front of one node:
-/// those the program does not know, and the oracle does. A batch tensor that nobody reads goes
+/// Equal, except for plans that repeat a node twice, or out of program order, before one node: the
+/// program does not know those, and the oracle does. A batch tensor that is not read is freed
 /// before the first node on the oracle's board, and with it in a sequence of runs; such graphs are
 /// left out.
 #[test]

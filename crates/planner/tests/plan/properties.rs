@@ -24,7 +24,7 @@ use tightfit::{FitError, Goal, Request};
 
 const MOST_LAYERS: usize = 24;
 
-/// All but the one that takes small steps only; it is held to the oracle, in `peers.rs`.
+/// All but the one that accepts small steps only; it is compared with the oracle in `peers.rs`.
 fn planners() -> impl Iterator<Item = Planner> {
     Planner::ALL
         .into_iter()
@@ -32,9 +32,9 @@ fn planners() -> impl Iterator<Item = Planner> {
         .filter(|&planner| planner != Planner::Exact)
 }
 
-/// Planners that compare plans, and so never give a slower one for more memory. The others heed the
-/// budget as they walk along the step: what they decide early for more memory may turn out worse; a
-/// search is monotone along one frontier.
+/// Planners that compare plans, and so never give a slower one for more memory. The others observe
+/// the budget as they walk along the step: what they decide early for more memory may turn out
+/// worse; a search is monotone along one frontier.
 fn comparing_planners() -> impl Iterator<Item = Planner> {
     planners().filter(|planner| ![Planner::Xla, Planner::Dtr, Planner::Auto].contains(planner))
 }
@@ -76,7 +76,7 @@ fn smallest(
         .unwrap()
 }
 
-/// Everything that a fitted schedule promises.
+/// Checks everything that a fitted schedule promises.
 fn keeps_its_promises(
     graph: &Graph,
     profile: &Profile,
@@ -116,7 +116,7 @@ proptest! {
                             prop_assert_eq!(proof.budget, budget);
                             let reached = proof.reached;
                             prop_assert!(proof.needed <= reached && budget < reached, "{}", proof);
-                            // What the proof says is feasible, is.
+                            // What the proof calls feasible is feasible.
                             let fitted = fit(&graph, &profile, reached, planner);
                             prop_assert!(
                                 fitted.is_ok(),
@@ -275,8 +275,8 @@ proptest! {
             prop_assert!(
                 saved >= need || published.choices.len() == published.candidates.len()
             );
-            // The profile finds the same accesses, where nodes run in the pass that they are
-            // marked with.
+            // The profile finds the same accesses if nodes run in the pass that they are marked
+            // with.
             let passes = passes(&graph, &order);
             let is_marked = graph.nodes().iter().all(|(id, node)| node.phase == passes[id]);
             let curve = plan::simulate(&graph, &profile, &Sequence::from(&order)).curve;
@@ -373,8 +373,8 @@ fn dropped(graph: &Graph, drops: &[u8]) -> Retentions {
     table
 }
 
-/// A recomputation whose outputs nobody reads before they are made anew; what is kept is read where
-/// it lay before.
+/// A recomputation whose outputs are not read before they are made again; what is kept is read
+/// where it was before.
 fn runs_in_vain(graph: &Graph, runs: &[NodeId], at: usize) -> bool {
     let made: Vec<_> =
         graph.fresh(runs[at]).iter().filter(|&&storage| !graph.is_kept(storage)).collect();
@@ -390,7 +390,7 @@ fn runs_in_vain(graph: &Graph, runs: &[NodeId], at: usize) -> bool {
     runs[..at].contains(&runs[at]) && !is_read()
 }
 
-/// Bytes that go when what a node makes goes.
+/// Bytes that are freed when what a node makes is dropped.
 fn bytes_made(graph: &Graph, node: NodeId) -> u64 {
     graph
         .fresh(node)
@@ -400,7 +400,7 @@ fn bytes_made(graph: &Graph, node: NodeId) -> u64 {
         .sum()
 }
 
-/// The laws are worth what the generator reaches: each of these must happen in a few hundred
+/// The laws are worth only what the generator covers: each of these must happen in a few hundred
 /// graphs.
 #[test]
 fn the_generator_reaches_what_the_laws_are_about() {

@@ -1,4 +1,4 @@
-//! What a decision about a node means, case by case: the sequence that comes out, written as node
+//! The meaning of a decision about a node, case by case: the resulting sequence, written as node
 //! names. Invariant: each test shows one rule of `plan::rematerialize` or of a peer, on the
 //! smallest graph that shows it.
 //!
@@ -16,7 +16,7 @@ use tightfit::profile::Profile;
 use tightfit::tensor::DType;
 use tightfit::units::{Bytes, Seconds};
 
-/// Nodes as `name: inputs`, forward ones before `|`, backward ones behind it. `x` and `w` are
+/// Nodes as `name: inputs`, forward ones before `|`, backward ones after it. `x` and `w` are
 /// parameters. A name with `!` writes the storage of its first input, one with `*` outlives the
 /// step, `s1+s2` is one node with two outputs.
 fn graph(text: &str) -> Graph {
@@ -226,22 +226,22 @@ fn plans(text: &str, planner: Planner, budget: u64, expected: Expect) {
 const LAYERS: &str =
     "0.a: x; 1.b: 0.a; 2.c: 1.b; 3.d: 2.c | gd: 3.d; gc: gd 2.c; gb: gc 1.b; ga: gb 0.a";
 
-/// Where gd runs, a, b and c free 100 bytes each; the first one wins, and runs again in front of
-/// its use.
+/// When gd runs, a, b and c free 100 bytes each; the first one is chosen, and runs again just
+/// before its use.
 #[test]
 fn xla_takes_the_first_of_those_that_free_most() {
     plans(LAYERS, Planner::Xla, 600, expect!["0.a 1.b 2.c 3.d gd gc gb 0.a ga"]);
 }
 
-/// Where d runs, a is stalest; where gd runs, b is. For gb both come back, and a, which b was made
-/// from, has to go again.
+/// When d runs, a is stalest; when gd runs, b is. For gb both come back, and a, which b was made
+/// from, has to be dropped again.
 #[test]
 fn dtr_evicts_what_is_stale_and_makes_it_again_from_its_sources() {
     plans(LAYERS, Planner::Dtr, 600, expect!["0.a 1.b 2.c 3.d gd gc gb 0.a ga"]);
     plans(LAYERS, Planner::Dtr, 500, expect!["0.a 1.b 2.c 3.d gd gc 0.a 1.b gb 0.a ga"]);
 }
 
-/// What is not saved comes back before its first use, and so do its sources: all of them where gd
+/// What is not saved comes back before its first use, and so do its sources: all of them when gd
 /// runs, at the peak.
 #[test]
 fn a_knapsack_does_not_see_the_peak() {
@@ -262,8 +262,8 @@ fn exact_repeats_as_few_nodes_as_the_memory_allows() {
     plans(LAYERS, Planner::Exact, 400, expect!["reaches 500"]);
 }
 
-/// What reads a storage may run again until that is overwritten, right in front of the one that
-/// overwrites it too: before that, `b` and `c` are in its place.
+/// The readers of a storage may run again until it is overwritten, even right before the node that
+/// overwrites it: until then, `b` and `c` occupy its memory.
 #[test]
 fn a_node_runs_again_right_in_front_of_what_overwrites_its_source() {
     let text = "a: w; u: a; b+c: u; d: b c | v!: w a d";

@@ -19,7 +19,7 @@ use tightfit::{FitError, Goal, Request};
 
 use crate::fixtures::{corpus, generator};
 
-/// What every value is, as a term over placeholders; equal terms have equal numbers.
+/// Every value as a term over placeholders; equal terms have equal numbers.
 #[derive(Default)]
 struct Terms {
     known: BTreeMap<String, usize>,
@@ -31,7 +31,7 @@ impl Terms {
         *self.known.entry(term).or_insert(next)
     }
 
-    /// The terms of the outputs, and of what is left in each persistent placeholder.
+    /// The terms of the outputs, and those left in each persistent placeholder.
     fn of(&mut self, graph: &Graph) -> (Vec<usize>, BTreeMap<String, usize>) {
         let mut value: BTreeMap<ValueId, usize> = BTreeMap::new();
         let mut contents: BTreeMap<StorageId, usize> = BTreeMap::new();
@@ -76,7 +76,7 @@ impl Terms {
     }
 }
 
-/// All that a rewritten graph promises. Returns how many nodes it recomputes.
+/// Checks everything that a rewritten graph promises. Returns how many nodes it recomputes.
 fn keeps_its_promises(
     graph: &Graph,
     profile: &Profile,
@@ -85,8 +85,7 @@ fn keeps_its_promises(
 ) -> Result<usize, TestCaseError> {
     let rewritten = match rewrite(graph, profile, &Sequence::from(runs)) {
         Ok(rewritten) => rewritten.graph,
-        // An output that lies in an input, of a node that computes another: of real operators none
-        // has that.
+        // An output of a computing node that lies in an input: no real operator has that.
         Err(RewriteError::Shown { shows, .. }) => {
             let shows = graph.node_named(&shows).unwrap();
             prop_assert!(!graph.fresh(shows).is_empty() && !graph.is_view(shows));
@@ -114,7 +113,7 @@ fn keeps_its_promises(
     }
     let text = graph::write(&rewritten).to_string();
     prop_assert_eq!(&graph::read(text.as_bytes()).unwrap(), &rewritten);
-    // Nothing is done twice by rewriting twice.
+    // Rewriting a second time changes nothing.
     let sequence = Sequence::from(&order);
     let twice = rewrite(&rewritten, &profile_of(&rewritten), &sequence).unwrap().graph;
     prop_assert_eq!(terms.of(graph), terms.of(&twice));

@@ -1,6 +1,6 @@
-//! Decisions about modules, executed: `sac`. Invariant: the oracle knows what a model was made of
-//! and the modules that were decided on; what runs again follows from these by rules that are
-//! stated here, and shares no code with the planner.
+//! Decisions about modules, executed: `sac`. Invariant: the oracle knows how a model was built and
+//! which modules were decided on; what runs again follows from these by rules that are stated here,
+//! and shares no code with the planner.
 //!
 //! Tier: quick with a part of the cases, 6 s; full with all of them.
 
@@ -120,7 +120,7 @@ impl Model {
         own == module || own.starts_with(&format!("{module}."))
     }
 
-    /// Whether forward nodes outside of a module, the loss among them, read a layer.
+    /// Whether forward nodes outside of a module, including the loss, read a layer.
     fn leaves(&self, layer: usize, module: &str) -> bool {
         let reads = |&at: &usize| self.0[at].reads.contains(&layer);
         let mut readers = (0..self.0.len()).filter(reads);
@@ -131,8 +131,8 @@ impl Model {
         self.0.iter().any(|other| other.saves.contains(&layer))
     }
 
-    /// What a checkpointed module does not keep where it discards a share of what it makes for
-    /// itself: of all that keeps no more than the rest, what takes the least time.
+    /// What a checkpointed module does not keep if it discards a share of what it makes for itself:
+    /// of all choices that keep no more than the rest, the one that takes the least time.
     fn discarded(&self, module: &str, ratio: f64) -> BTreeSet<usize> {
         let own = |&layer: &usize| self.is_within(layer, module) && !self.leaves(layer, module);
         let own: Vec<usize> = (0..self.0.len()).filter(own).collect();
@@ -151,8 +151,8 @@ impl Model {
         best.unwrap().1
     }
 
-    /// The layers that run again where these modules discard so much: what the backward pass reads
-    /// of what is gone, and whatever that needs. The input of a module is there.
+    /// The layers that run again if these modules discard these shares: what the backward pass
+    /// reads of what is gone, and everything needed for that. The input of a module is kept.
     fn again(&self, units: &[(String, f64)]) -> BTreeSet<usize> {
         let mut again = BTreeSet::new();
         for (module, ratio) in units {
@@ -160,7 +160,7 @@ impl Model {
             let mut wanted: Vec<usize> =
                 gone.iter().copied().filter(|&layer| self.is_saved(layer)).collect();
             while let Some(layer) = wanted.pop() {
-                // What leaves the module stays for the backward passes that read it.
+                // What leaves the module is held for the backward passes that read it.
                 let is_gone =
                     gone.contains(&layer) || self.leaves(layer, module) && !self.is_saved(layer);
                 if self.is_within(layer, module) && is_gone && again.insert(layer) {
@@ -172,7 +172,7 @@ impl Model {
     }
 }
 
-/// What is decided for each budget of the program that the planner tries.
+/// The decisions for each budget of the program that the planner tries.
 fn decisions(graph: &Graph, profile: &Profile) -> Vec<Vec<(String, f64)>> {
     let info = measure(graph, profile).unwrap();
     let within = |budget| {
@@ -193,7 +193,7 @@ fn decisions(graph: &Graph, profile: &Profile) -> Vec<Vec<(String, f64)>> {
         .collect()
 }
 
-/// How often each node runs.
+/// The number of times each node runs.
 fn counted(runs: &[NodeId]) -> BTreeMap<NodeId, usize> {
     let mut counts = BTreeMap::new();
     for &node in runs {

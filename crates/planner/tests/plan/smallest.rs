@@ -1,6 +1,6 @@
-//! The smallest budget, and what more work does to it. Invariant: no planner reaches less, more
-//! work is never worse, a proof of infeasibility is true; how near the least possible budget is
-//! reached is printed, not asserted.
+//! The smallest budget, and the effect of more work on it. Invariant: no planner reaches less, more
+//! work is never worse, a proof of infeasibility is true; the distance from the least possible
+//! budget is printed, not asserted.
 //!
 //! Tier: quick with a part of the cases, 8 s; full with all of them.
 
@@ -19,7 +19,8 @@ use tightfit::units::Bytes;
 use tightfit::{FitError, Fitted, Goal, Request, fit, hold};
 use tightfit_testing::either;
 
-/// Small graphs of the corpus, where a cut, an eviction and a greedy rule each go furthest once.
+/// Small graphs of the corpus; on some of them a cut, on others an eviction or a greedy rule gets
+/// furthest.
 const SMALL: [&str; 5] = ["chain24", "chain50", "tf2", "unet2_1", "unet3_1"];
 
 fn planned(
@@ -41,7 +42,7 @@ fn synthetic(name: &str) -> Graph {
     corpus::graph(&format!("../synthetic/{name}"))
 }
 
-/// Planners that take steps of any size, with modules or without.
+/// Planners that accept steps of any size, with modules or without.
 fn peers() -> impl Iterator<Item = Planner> {
     Planner::ALL
         .into_iter()
@@ -107,7 +108,7 @@ fn more_work_is_never_worse() {
     }
 }
 
-/// Where addresses bind, plans within a budget are many, and few of them pack.
+/// If addresses are the constraint, plans within a budget are many, and few of them pack.
 #[test]
 fn where_addresses_bind_more_work_is_never_worse_and_no_planner_is_faster() {
     for (name, budget) in [("tight-1", 73_216), ("tight-2", 53_696)] {
@@ -131,8 +132,8 @@ fn where_addresses_bind_more_work_is_never_worse_and_no_planner_is_faster() {
     }
 }
 
-/// The smallest slab is the end of its own addresses, whoever asks for it with as much work or more
-/// gets a plan, and it is what refusals name.
+/// The smallest slab is the end of its own addresses, requesting it with at least as much work
+/// gives a plan, and it is what refusals name.
 #[test]
 fn the_smallest_budget_is_found_again_and_is_the_one_that_refusals_name() {
     let mut below_the_lowest = 0;
@@ -161,7 +162,7 @@ fn the_smallest_budget_is_found_again_and_is_the_one_that_refusals_name() {
     assert!(below_the_lowest > 0, "the rules alone would do");
 }
 
-/// The process has room for the tables of 256 repeated calls, and of half as many as there are
+/// The process has memory for the tables of 256 repeated calls, and of half as many as there are
 /// nodes; each further one takes 1.25 KiB, which the slab leaves to it.
 #[test]
 fn the_slab_has_room_for_the_tables_of_very_many_repeated_calls() {
@@ -216,7 +217,7 @@ proptest! {
     }
 }
 
-/// Beside the least budget of any legal schedule.
+/// Compared with the least budget of any legal schedule.
 #[test]
 fn a_proof_is_true_and_what_is_named_exists() {
     let (mut graphs, mut exact, mut refused, mut wrongly, mut above) = (0, 0, 0, 0, 0.0);
@@ -259,8 +260,8 @@ fn a_proof_is_true_and_what_is_named_exists() {
     );
 }
 
-/// The smallest says what limits it: a bound that the oracle confirms, and where the plan peaks;
-/// where that proves the smallest, nothing less is planned.
+/// The smallest says what limits it: a bound that the oracle confirms, and where the plan peaks; if
+/// that proves the smallest, nothing less is planned.
 #[test]
 fn the_smallest_says_why_it_is_no_smaller() {
     let mut proven = 0;

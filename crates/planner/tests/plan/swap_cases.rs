@@ -1,4 +1,4 @@
-//! The acceptance cases of Capuchin's swapping: free time, and what is held with and without what
+//! The acceptance cases of Capuchin's swapping: free time, and the bytes held with and without what
 //! is swapped. Invariant: the file says what is expected; nothing is recorded here.
 //!
 //! Tier: quick, since it takes less than a second.
@@ -24,7 +24,8 @@ fn case(id: &str) -> Json {
     cases.find(|case| case["id"] == id).unwrap().clone()
 }
 
-/// A step of nodes in the order given, each with the bytes that it makes and what it reads.
+/// A step of nodes in the order given, each with the bytes that it makes and the nodes that it
+/// reads.
 struct Chain {
     builder: GraphBuilder,
     phase: Phase,
@@ -101,7 +102,7 @@ fn what_is_swapped_is_held_between_its_accesses_only() {
     let order = graph.compute_nodes();
     let mut profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
 
-    // From the last access in the forward pass to the first one behind it.
+    // From the last access in the forward pass to the first one after it.
     let position = |name: &str| order.iter().position(|&node| node == named(&graph, name)).unwrap();
     let mut moves: Vec<Move> = Vec::new();
     for (tensor, maker) in [("t1", "f1"), ("t2", "f2")] {
@@ -138,7 +139,7 @@ fn what_is_swapped_is_held_between_its_accesses_only() {
     assert_eq!(name(above[0].last + 1), expected["peak_end_if_limit_140"]);
 }
 
-/// Six activations of 100 MiB, made in 1.5 ms each, of which free time hides the swap of the first.
+/// Six activations of 100 MiB, made in 1.5 ms each; free time hides the swap of the first.
 fn six_activations() -> (Graph, Profile) {
     const LAYERS: usize = 6;
     let mut chain = Chain::new();
@@ -177,7 +178,7 @@ fn what_is_swapped_is_not_made_again() {
     assert!((timeline.seconds.0 - whole.0 - 1.5e-3).abs() < 1e-9, "{}", timeline.seconds.0);
 }
 
-/// The smallest budget that a refusal names counts what is swapped, and is one that is met.
+/// The smallest budget that a refusal names counts what is swapped, and can be met.
 #[test]
 fn a_refusal_names_what_the_hybrid_reaches() {
     let (graph, profile) = six_activations();

@@ -29,7 +29,7 @@ fn rates_are_finite_and_not_absurd() {
         .assert_eq(&refused(Machine { bandwidth: f64::NAN, ..cpu.clone() }));
     expect!["machine `cpu`: elementary is inf, but must be finite and at least 1 a second"]
         .assert_eq(&refused(Machine { elementary: Some(f64::INFINITY), ..cpu.clone() }));
-    // A step on such a machine would take for ever: its seconds add up to infinity.
+    // A step on such a machine would take forever: its seconds add up to infinity.
     expect!["machine `cpu`: flops_32 is 0.1, but must be finite and at least 1 a second"]
         .assert_eq(&refused(Machine { flops_32: 0.1, ..cpu.clone() }));
     expect!["machine `cpu`: launch is inf, but must be from 0 to 1 seconds"]

@@ -1,6 +1,6 @@
-//! Measured seconds of calls. Invariant: signatures tell calls apart exactly by the work they ask
-//! for; what was measured counts before what is predicted; a file that is not what it should be is
-//! refused with the reason.
+//! Measured seconds of calls. Invariant: signatures distinguish calls exactly by the work they ask
+//! for; measured seconds take precedence over predicted ones; an invalid file is refused with the
+//! reason.
 //!
 //! Tier: quick, since it takes less than a second.
 use expect_test::{Expect, expect};
@@ -11,7 +11,7 @@ use tightfit::profile::{CallSeconds, Profile, Signature, roofline};
 use tightfit::tensor::{Argument, DType};
 use tightfit::units::{Bytes, Seconds};
 
-/// Two matrices of a shape, and what `calls` makes of them.
+/// Two matrices of a shape, and the nodes that `calls` adds.
 fn graph(shape: [u64; 2], calls: impl Fn(&mut GraphBuilder, ValueId, ValueId)) -> Graph {
     let mut builder = GraphBuilder::new("calls");
     let input = |builder: &mut GraphBuilder, name: &str| {
@@ -118,7 +118,7 @@ fn what_was_measured_counts_before_what_is_predicted() {
         "what the graph says stays where nothing was measured"
     );
     assert_ne!(roofline(&graph, &cpu, node("known")), Seconds(0.5));
-    // What one machine took says nothing about another.
+    // The times of one machine say nothing about another.
     let gpu = Machine::preset("a100-80gb").unwrap();
     assert_eq!(Profile::measured(&graph, &gpu, &table).seconds[node("known")], Seconds(7.0));
     table.record(signature(&graph, "unknown"), Seconds(0.25));

@@ -1,5 +1,5 @@
-//! Layouts: judged by code that shares nothing with what makes them, on the public hard set, on
-//! random buffers against brute force, and with fixed addresses.
+//! Layouts: judged by code that shares nothing with the code that makes them, on the public hard
+//! set, on random buffers against brute force, and with fixed addresses.
 //!
 //! Tier: quick with a part of the cases, less than a second; full with all of them.
 
@@ -14,7 +14,7 @@ fn life(first: u32, last: u32, bytes: u64) -> Lifetime {
     Lifetime { first, last, bytes: Bytes(bytes) }
 }
 
-/// Panics where two buffers overlap, or where one lies elsewhere than it may.
+/// Panics if two buffers overlap, or if one lies at an address that is not allowed.
 fn judge(lifetimes: &[Lifetime], fixed: &[Option<u64>], floor: u64, packing: &Packing) {
     assert_eq!(packing.addresses.len(), lifetimes.len());
     assert!(packing.bound <= packing.end);
@@ -34,7 +34,8 @@ fn judge(lifetimes: &[Lifetime], fixed: &[Option<u64>], floor: u64, packing: &Pa
     }
 }
 
-/// The least end: every order of placement, each buffer as low as it can be upon those before it.
+/// The least end: over every order of placement, each buffer as low as possible on top of those
+/// before it.
 fn least_end(lifetimes: &[Lifetime], placed: &mut Vec<(usize, u64)>) -> u64 {
     if placed.len() == lifetimes.len() {
         return placed.iter().map(|&(i, at)| at + lifetimes[i].bytes.0).max().unwrap_or(0);
@@ -114,7 +115,7 @@ fn without_work_there_is_still_a_packing() {
 
 #[test]
 fn what_never_fits_is_proven() {
-    // Two lives of 2 and 3 units beside each other need 5, whatever the capacity.
+    // Two lives of 2 and 3 units next to each other need 5, whatever the capacity.
     let packing = pack(
         &[life(0, 2, 128), life(1, 3, 192)],
         &Shelf {
@@ -156,7 +157,7 @@ proptest! {
         floor in 0..4u64,
         seed in 0..4u64,
     ) {
-        // The first few are fixed one behind the other, below the floor or above it.
+        // The first few are fixed one after another, below the floor or above it.
         let mut next = 0;
         let fixed: Vec<Option<u64>> = lifetimes.iter().enumerate().map(|(i, life)| {
             let here = next;

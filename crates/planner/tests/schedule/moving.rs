@@ -1,5 +1,5 @@
 //! Plans that move what they hold. Invariant: whatever is away between two accesses, the schedule
-//! is legal, and holds on the device what the analysis of the sequence says.
+//! is legal, and holds on the device the bytes given by the analysis of the sequence.
 //!
 //! Tier: quick with a part of the cases, less than a second; full with all of them.
 
@@ -23,7 +23,7 @@ fn checked(graph: &Graph, machine: Machine, block: u64, seed: u64) -> Result<(),
     let profile = Profile::new(graph, &with_host(machine, 1e6, block));
     let order = plan::base_order(graph, &profile);
     let instance = Instance::new(graph, &profile, &order);
-    // Now and then with recomputations.
+    // Sometimes with recomputations.
     let budget = Bytes(instance.peak(&order).0 / 100 * random.u64(60..110));
     let runs = plan::plan(instance, budget, Planner::Capuchin);
     let runs = runs.map_or(order.clone(), |plan| plan.runs());

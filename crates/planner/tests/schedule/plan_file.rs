@@ -1,4 +1,4 @@
-//! Every way in which bytes are not a plan for a graph, with the message that a person reads.
+//! Every way in which bytes are not a plan for a graph, with the message shown to the user.
 //! Invariant: each variant of [`PlanFileError`] has a test here ([`variant`] does not compile when
 //! one is added), and a damaged plan is an error of the reader or of the checker, never a panic.
 //!
@@ -190,7 +190,7 @@ fn numbers_that_no_table_should_have() {
     );
 }
 
-/// Many micro-batches move the same tensors again and again.
+/// Many micro-batches move the same tensors repeatedly.
 #[test]
 fn transfers_are_limited_by_the_instructions_alone() {
     let many = 70_000;

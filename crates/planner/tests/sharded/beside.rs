@@ -1,4 +1,4 @@
-//! When collectives have to have ended, beside what each instruction touches, block by block.
+//! When collectives have to have ended, compared block by block with what each instruction touches.
 //!
 //! Tier: quick, since it takes 1 s.
 
@@ -65,7 +65,7 @@ fn collectives_end_before_what_needs_their_end() {
             }
             expected.sort_by_key(|ending| (ending.before, ending.call));
             assert_eq!(endings(&graph, schedule), expected);
-            // Nothing takes longer beside other calls than in turn with them.
+            // No step takes longer with collectives overlapped than with calls in turn.
             let alone = in_time(&graph, schedule, fitted.timeline());
             assert!(alone.end.0 <= fitted.timeline().seconds.0 * (1.0 + 1e-9));
             assert_eq!(alone.starts.len(), fitted.timeline().calls.len());

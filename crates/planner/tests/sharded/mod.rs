@@ -1,5 +1,5 @@
 //! Steps that ranks share: the graph of a rank, when its collectives end, and how early it gathers.
-//! What ranks compute is held to one device by the tests of the engine.
+//! The tests of the engine compare what ranks compute with one device.
 
 mod beside;
 

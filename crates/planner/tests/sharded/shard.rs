@@ -13,7 +13,7 @@ use crate::fixtures::corpus::{graph, step};
 
 pub const REDUCTIONS: [Reductions; 2] = [Reductions::Once, Reductions::EachMicroBatch];
 
-/// A step of two micro-batches, as three ranks share it: no size is a multiple of three.
+/// A step of two micro-batches, as shared by three ranks: no size is a multiple of three.
 pub fn shared(reductions: Reductions) -> (Graph, Sharded) {
     let whole = accumulate(&step("gpt-nano"), 2).unwrap();
     let sharded = shard(&whole, Sharding { ranks: 3, reductions }).unwrap();
@@ -40,7 +40,7 @@ fn a_rank_keeps_its_share_and_gathers_each_parameter_once() {
         let exchanges = if reductions == Reductions::Once { 1 } else { 2 };
         assert_eq!(count(Operator::AllGather), parameters);
         assert_eq!(count(Operator::AllToAll), parameters * exchanges);
-        // Each has messages of its own, numbered as its place says.
+        // Each has messages of its own, numbered by its position.
         let calls = graph.nodes().values();
         let mut first: Vec<i64> = calls
             .filter(|node| node.operator.is_some_and(Operator::is_collective))
@@ -55,7 +55,8 @@ fn a_rank_keeps_its_share_and_gathers_each_parameter_once() {
     }
 }
 
-/// What is summed before it is exchanged goes once; what is exchanged first is summed in shards.
+/// Gradients summed before the exchange are exchanged once; those exchanged first are summed in
+/// shards.
 #[test]
 fn sums_over_micro_batches_are_of_what_is_held_between_them() {
     let sums = |reductions| {
@@ -84,7 +85,7 @@ fn refused(graph: &Graph) -> ShardingError {
     shard(graph, Sharding { ranks: 2, reductions: Reductions::Once }).unwrap_err()
 }
 
-/// Statistics of a batch are those of all ranks together, which nobody computes yet.
+/// Statistics of a batch are those of all ranks together, which are not implemented.
 #[test]
 fn batch_normalization_is_refused_by_name() {
     let error = refused(&graph("resnet50_b32"));
@@ -92,7 +93,7 @@ fn batch_normalization_is_refused_by_name() {
     assert!(error.to_string().contains("deferred or synchronised batch normalization"), "{error}");
 }
 
-/// A step with one update, which `op` makes of a parameter and a gradient.
+/// A step with one update, in which `op` updates a parameter by a gradient.
 fn updated(op: &str, dtype: DType) -> Graph {
     let mut builder = GraphBuilder::new("updated");
     let mut tensor = |name: &str, phase| {

@@ -1,5 +1,5 @@
-//! Room for collectives: the same runs, each kind in the same order, gathers no later and what
-//! waits for gradients no earlier than before, and as many bytes at most.
+//! More time for collectives: the same runs, each kind in the same order, gathers no later and runs
+//! that wait for gradients no earlier than before, and at most the same number of bytes.
 //!
 //! Tier: quick, since it takes less than a second.
 
@@ -17,11 +17,11 @@ use tightfit::units::Bytes;
 use crate::fixtures::corpus::profile;
 use crate::sharded::shard::{REDUCTIONS, shared};
 
-/// What a node is to a collective.
+/// The role of a node with respect to collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Gathers,
-    /// It needs an exchanged gradient, or what was made of one.
+    /// It needs an exchanged gradient, or something made from one.
     Waits,
     Other,
 }
@@ -73,7 +73,7 @@ fn collectives_have_room_where_there_is_some() {
             let before = before.runs();
             let of = |runs: &[NodeId], kind| of_kind(runs, &kinds, kind);
             assert_eq!(of(&before, Kind::Other), of(&after, Kind::Other));
-            // Gathers may overtake each other, what waits may not.
+            // Gathers may overtake each other; runs that wait may not.
             let (mut was, mut is) = (of(&before, Kind::Gathers), of(&after, Kind::Gathers));
             was.sort();
             is.sort();
@@ -93,7 +93,7 @@ fn collectives_have_room_where_there_is_some() {
     assert!(earlier > 20 && later > 20, "{earlier} earlier, {later} later");
 }
 
-/// With no room at all nothing moves, and neither does anything in a step that nobody shares.
+/// With no memory to spare nothing moves, nor does anything in a step without other ranks.
 #[test]
 fn without_room_or_ranks_a_plan_stays_as_it_is() {
     let (whole, Sharded { graph, .. }) = shared(REDUCTIONS[0]);

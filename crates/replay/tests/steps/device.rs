@@ -1,4 +1,4 @@
-//! A device in a test. Invariant: it panics where the allocator gives back what is not out.
+//! A device in a test. Invariant: it panics if the allocator gives back what it was not given.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -12,10 +12,10 @@ pub const OWN: (Thread, Stream) = (Thread(1), Stream(7));
 /// Another thread.
 pub const OTHER: (Thread, Stream) = (Thread(2), Stream(7));
 
-/// Blocks that are out: where each begins, and its size.
+/// Blocks that were given out: where each begins, and its size.
 pub type Out = Rc<RefCell<BTreeMap<usize, usize>>>;
 
-/// A device with so many bytes, which never gives out an address again.
+/// A device with this many bytes, which never gives out an address twice.
 pub struct Table {
     pub out: Out,
     next: usize,
@@ -42,7 +42,7 @@ pub fn address(place: usize) -> Address {
     Address(NonZeroUsize::new(place).unwrap())
 }
 
-/// An allocator over a device of a gibibyte, and what it has out.
+/// An allocator over a device of one gibibyte, and the blocks given out.
 pub fn allocator() -> (Allocator<Table>, Out) {
     let out = Out::default();
     let table = Table { out: Rc::clone(&out), next: 1 << 20, left: 1 << 30 };

@@ -1,4 +1,4 @@
-//! Calls that nobody should make. Nothing that is held is ever given out again, whatever is called.
+//! Calls that no caller should make. Nothing that is held is given out again, whatever is called.
 //!
 //! Tier: quick with a part of the cases, less than a second; full with all of them.
 
@@ -12,8 +12,8 @@ use tightfit_replay::{
 use super::device::{OTHER, OWN, Table, address, allocator};
 use super::script::{Request, record};
 
-/// An allocator that replays a step of 1,000 bytes that are held to the end and 2,000 behind them;
-/// nothing was asked for yet.
+/// An allocator that replays a step of 1,000 bytes that are held to the end, followed by 2,000;
+/// nothing was requested yet.
 fn replaying() -> Allocator<Table> {
     let (mut allocator, _) = allocator();
     let script = [Request::Allocate(1000), Request::Allocate(2000)];
@@ -35,7 +35,7 @@ fn stops(asked: &[usize], error: &ReplayError) {
     }
     let found = allocator.allocate(Size(*last), OWN.0, OWN.1);
     assert_eq!(found, Err(error.clone()));
-    // The step is over: what handles the failure gets memory elsewhere.
+    // The step is over: the code that handles the failure gets memory elsewhere.
     assert!(allocator.allocate(Size(1000), OWN.0, OWN.1).is_ok());
     assert_eq!(allocator.counters().placed, before.len() as u64);
     assert_eq!(allocator.close(), Err(error.clone()));

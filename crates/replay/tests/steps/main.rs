@@ -1,5 +1,5 @@
 //! Steps that are recorded and replayed, against a device that keeps a table of every block.
-//! Invariant: what is judged here is judged pair by pair, by addresses alone.
+//! Invariant: checks here compare blocks pair by pair, by addresses alone.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 

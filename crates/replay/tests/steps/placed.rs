@@ -10,7 +10,7 @@ use tightfit_replay::{ALIGNMENT, Offset, Placement, Settled, Size};
 use super::device::{OTHER, OWN, allocator};
 use super::script::{Request, Tensor, play, record, scripts};
 
-/// Offsets one by one, each the lowest that collides with none before it that is held with it.
+/// Offsets one by one, each the lowest that overlaps no earlier one held at the same time.
 fn first_fit(settled: &Settled) -> (Vec<Offset>, Size) {
     let intervals: Vec<_> = settled.intervals().collect();
     let mut offsets: Vec<usize> = Vec::new();
@@ -72,7 +72,8 @@ proptest! {
                 .collect();
             prop_assert_eq!(&in_slab, &offsets.iter().map(|offset| offset.0).collect::<Vec<_>>());
             prop_assert_eq!(allocator.counters().placed, step * offsets.len() as u64);
-            // Static bytes are none here: the slab, and what was known to come beside it.
+            // There are no static bytes here: only the slab, and what was known to be allocated
+            // outside it.
             prop_assert_eq!(allocator.counters().peak, slab.plus(settled.beside()));
             played.out.iter().for_each(|tensor| allocator.free(tensor.address, OWN.0));
             prop_assert_eq!(allocator.reserved(), slab);
@@ -177,7 +178,7 @@ fn what_was_there_before_makes_room_only_where_it_goes_between_passes() {
         let trace = allocator.leave().unwrap();
         let settled = Settled::of(&trace, &trace).unwrap();
         assert_eq!(settled.beside(), beside);
-        // Whatever went before it, the second pass needs its bytes when it begins.
+        // Whatever was freed before it, the second pass needs its bytes when it begins.
         assert_eq!(settled.rises(), [Size(0), Size(60)]);
     }
 }

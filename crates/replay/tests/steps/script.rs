@@ -1,5 +1,5 @@
-//! What a step does, as a list of what it asks for. Invariant: the same script makes the same calls
-//! each time it is played, up to the first that fails.
+//! A step as a list of its requests. Invariant: the same script makes the same calls each time it
+//! is played, up to the first that fails.
 
 use proptest::prelude::*;
 use tightfit_replay::{Address, Allocator, Backing, ReplayError, Size, Trace};
@@ -9,11 +9,11 @@ use super::device::{OTHER, OWN};
 /// One request.
 #[derive(Clone, Copy, Debug)]
 pub enum Request {
-    /// So many bytes.
+    /// This many bytes.
     Allocate(usize),
-    /// So many bytes for another thread.
+    /// This many bytes for another thread.
     Beside(usize),
-    /// One of the blocks that are out is given back, by its number among them.
+    /// One of the blocks that are held is given back, by its number among them.
     Free(usize),
     /// The same, by another thread.
     FreeBeside(usize),
@@ -21,7 +21,7 @@ pub enum Request {
     Turn(usize),
 }
 
-/// A tensor that is out: its position among the step's own allocations, if it is one of them.
+/// A tensor that is held: its position among the step's own allocations, if it is one of them.
 #[derive(Clone, Copy, Debug)]
 pub struct Tensor {
     pub position: Option<usize>,
@@ -29,7 +29,7 @@ pub struct Tensor {
     pub size: usize,
 }
 
-/// What is out now, and every own allocation that was made.
+/// Tensors that are held now, and every own allocation that was made.
 #[derive(Debug, Default)]
 pub struct Played {
     pub out: Vec<Tensor>,
@@ -47,8 +47,8 @@ pub fn scripts() -> impl Strategy<Value = Vec<Request>> {
     prop::collection::vec(request, 1..60)
 }
 
-/// Plays a step; what it leaves behind is in the result. After each request `look` sees what is
-/// out.
+/// Plays a step; what it leaves allocated is in the result. After each request `look` sees what is
+/// held.
 pub fn play<B: Backing>(
     allocator: &mut Allocator<B>,
     script: &[Request],
@@ -94,8 +94,8 @@ pub fn play<B: Backing>(
     Ok(played)
 }
 
-/// Records a step; behind its last pass, what `is_kept` says of its positions is still there when
-/// the next one begins, and given back then.
+/// Records a step; allocations whose positions satisfy `is_kept` outlast its last pass, are still
+/// there when the next one begins, and are given back then.
 pub fn record<B: Backing>(
     allocator: &mut Allocator<B>,
     script: &[Request],

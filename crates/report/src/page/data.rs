@@ -1,5 +1,5 @@
-//! What the page's script knows. Invariant: every call and every residency is in it, once; names,
-//! sizes and times stand in tables and are cited by place, so that the file grows with the step and
+//! The data of the page's script. Invariant: every call and every residency is in it, once; names,
+//! sizes and times stand in tables and are cited by index, so that the file grows with the step and
 //! not with its length times its width.
 
 use std::collections::HashMap;
@@ -16,13 +16,13 @@ use crate::role::Role;
 
 /// The data as JSON that may stand within a script element.
 ///
-/// `calls` holds twice the node's place, plus one for a recomputation. Of a residency, `first` is
+/// `calls` holds twice the node's index, plus one for a recomputation. Of a residency, `first` is
 /// the distance from the residency before, and `span` the number of calls after the first. Sizes
 /// are bytes, times seconds; measured times are whole nanoseconds.
 ///
-/// Where anything moves, a side has more: `waits`, before which call and for how many nanoseconds;
-/// `below`, what lies in the tier, as `held`; `moves`, of each transfer the node's place, whether
-/// it leaves, its start and duration in nanoseconds, and the place of its size.
+/// If anything moves, a side has more members: `waits`, before which call and for how many
+/// nanoseconds; `below`, what lies in the tier, as `held`; `moves`, for each transfer the node's
+/// index, whether it leaves, its start and duration in nanoseconds, and the index of its size.
 pub fn embedded(report: &Report<'_>, sides: &[Side<'_>]) -> String {
     let graph = report.unplanned.graph;
     let (mut names, mut ops, mut modules, mut phases) =
@@ -74,7 +74,7 @@ pub fn embedded(report: &Report<'_>, sides: &[Side<'_>]) -> String {
         "nodes": { "name": names, "op": op, "module": module, "phase": phase, "time": time },
         "sides": drawn,
     });
-    // Within a script nothing may look like markup; in JSON `<` stands in strings only.
+    // Within a script nothing may look like markup; in JSON `<` occurs only in strings.
     data.to_string().replace('<', "\\u003c")
 }
 

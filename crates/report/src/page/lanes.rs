@@ -1,5 +1,5 @@
 //! The strip under a drawing of memory: both lanes, when calls wait for them, and what lies below
-//! the slab. Invariant: it has the drawing's scale of time, and there is none where nothing moves.
+//! the slab. Invariant: it has the drawing's time scale, and is left out if nothing moves.
 
 use std::fmt::Write;
 
@@ -67,7 +67,7 @@ pub fn strip(key: &str, course: &Course<'_>, scale: &Scale) -> String {
     html
 }
 
-/// The strip of a trace that was measured, without what lies below: that is the schedule's.
+/// The strip of a measured trace, without what lies below: that is the schedule's.
 pub fn measured(trace: &Trace, scale: &Scale) -> String {
     if trace.transfers.is_empty() {
         return String::new();
@@ -84,7 +84,7 @@ pub fn measured(trace: &Trace, scale: &Scale) -> String {
     format!("{rows}</div>\n<p class=\"soft\">{}</p>\n", escape(&text))
 }
 
-/// The step is a cycle: what goes on beyond its end was under way when it began.
+/// The step is a cycle: a transfer that continues beyond its end was under way when it began.
 fn around(
     spans: impl Iterator<Item = (Seconds, Seconds)>,
     end: Seconds,
@@ -122,7 +122,7 @@ fn rows(key: &str, text: &str, longest: Seconds, spans: &[Vec<(Seconds, Seconds)
     html
 }
 
-/// The largest round number of bytes, and half of it.
+/// Two ticks: the largest round number of bytes, and half of it.
 fn few(top: Bytes) -> Vec<Bytes> {
     let last = ticks(0.0, top.0 as f64).pop().unwrap_or_default();
     [Bytes(last.0 / 2), last].into_iter().filter(|&tick| tick > Bytes::ZERO).collect()

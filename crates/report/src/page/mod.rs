@@ -38,9 +38,9 @@ pub struct Measured<'a> {
 /// A plan of the step.
 #[derive(Clone, Debug)]
 pub struct Planned<'a> {
-    /// What the page calls it.
+    /// Its name on the page.
     pub name: &'a str,
-    /// What it does.
+    /// Its course.
     pub course: &'a Course<'a>,
 }
 
@@ -75,7 +75,7 @@ impl<'a> Report<'a> {
     }
 }
 
-/// A course with what the script and the reader know it by.
+/// A course with its key, for the script, and its name, for the reader.
 type Side<'a> = (String, &'a str, &'a Course<'a>);
 
 /// The report as HTML.
@@ -160,7 +160,7 @@ pub fn page(report: &Report<'_>) -> String {
     html
 }
 
-/// What the script fills in; without it, all else can be read nevertheless.
+/// Elements that the script fills in; without it, everything else can still be read.
 const INSTANT: &str = concat!(
     r#"<div id="instant" role="region" aria-label="The instant that is selected">"#,
     "\n<noscript><p class=\"soft\">The tensors of each instant are shown by a script, ",
@@ -189,10 +189,10 @@ fn colours() -> String {
     )
 }
 
-/// A figure: what it is, the figure, and what to say of it.
+/// A figure: its name, its value, and a remark.
 type Fact = (String, String, String);
 
-/// The step's figures: in one row where there is one plan, else a row for each of several.
+/// The step's figures: in one row if there is one plan, else in a row for each.
 fn facts(html: &mut String, report: &Report<'_>) {
     let before = report.unplanned;
     let mut unplanned: Vec<Fact> = vec![

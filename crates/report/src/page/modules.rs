@@ -165,7 +165,7 @@ fn height(courses: &[&Course<'_>], course: &Course<'_>) -> f64 {
     (course.peak.0 as f64 / highest as f64 * HEIGHT).max(1.0)
 }
 
-/// The smaller peak's map is as wide and less high.
+/// The smaller peak's map is equally wide and less high.
 fn aspect(courses: &[&Course<'_>], course: &Course<'_>) -> f64 {
     ASPECT * HEIGHT / height(courses, course)
 }
@@ -174,8 +174,8 @@ fn named(path: &str) -> &str {
     if path.is_empty() { "(root)" } else { path }
 }
 
-/// The end of a name: two of its parts tell modules apart and fit, with a third where that is a
-/// number.
+/// The end of a name: its last two parts tell modules apart and fit, preceded by a third if that is
+/// a number.
 fn label(path: &str) -> &str {
     let mut dots = path.rmatch_indices('.').map(|(at, _)| at).skip(1);
     let Some(second) = dots.next() else { return named(path) };

@@ -1,5 +1,5 @@
 //! The plots of a page. Invariant: shapes are stretched to the window, text and lines are not:
-//! labels stand beside the drawing and are placed by shares of it.
+//! labels stand next to the drawing and are placed by shares of it.
 
 use std::fmt::Write;
 
@@ -11,7 +11,7 @@ use crate::course::Course;
 use crate::frontier::FrontierPoint;
 use crate::stack::{SIDE, Scale, areas, outline};
 
-/// Moments along the axis of time, at most.
+/// Most moments marked along the time axis.
 const MOMENTS: u32 = 5;
 
 /// A drawing with labels along two of its edges, each at a share of it.
@@ -20,9 +20,9 @@ struct Frame {
     shapes: String,
     vertical: Vec<(f64, String)>,
     horizontal: Vec<(f64, String)>,
-    /// What a screen reader says.
+    /// Text for a screen reader.
     label: String,
-    /// What the script knows it by.
+    /// Its key in the script.
     key: String,
 }
 

@@ -1,5 +1,5 @@
-//! The tables of a page. Invariant: a table that leaves rows out says how many and what they sum up
-//! to.
+//! The tables of a page. Invariant: a table that leaves rows out says how many they are and what
+//! they sum up to.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -11,11 +11,11 @@ use crate::course::{Course, tensor_name};
 use crate::frontier::FrontierPoint;
 use crate::savings::Saving;
 
-/// Rows of a table, at most.
+/// Most rows of a table.
 const ROWS: usize = 20;
 
-/// A table with a caption. The first `text` columns are text, the others figures; what follows the
-/// first line of a cell is set small.
+/// A table with a caption. The first `text` columns are text, the others figures; everything after
+/// the first line of a cell is set small.
 fn table(caption: &str, heads: &[&str], text: usize, rows: &[Vec<String>]) -> String {
     let class = |column: usize| if column < text { "" } else { " class=\"n\"" };
     let mut html = format!(
@@ -40,7 +40,7 @@ fn table(caption: &str, heads: &[&str], text: usize, rows: &[Vec<String>]) -> St
     html
 }
 
-/// Text whose lines may end behind the dots and underscores of names, rather than anywhere.
+/// Text whose lines may break after the dots and underscores of names, but not elsewhere in them.
 fn breakable(text: &str) -> String {
     let is_name = |word: &str| word.chars().any(|c| c.is_alphabetic());
     let words = text.split(' ').map(|word| match is_name(word) {
@@ -50,12 +50,12 @@ fn breakable(text: &str) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// Names may hold anything.
+/// Names may contain anything, line ends included.
 fn one_line(name: &str) -> String {
     name.replace(['\n', '\r'], " ")
 }
 
-/// A number with as many of two decimals as it needs.
+/// A number with up to two decimals, as many as it needs.
 pub fn short(number: f64) -> String {
     let text = format!("{number:.2}");
     let short = text.trim_end_matches('0').trim_end_matches('.');
@@ -65,14 +65,14 @@ pub fn short(number: f64) -> String {
 /// Savings of one operator in layers that are alike.
 struct Alike<'a> {
     first: &'a Saving,
-    /// The module, with a star where the number of the layer stands.
+    /// The module, with a star in place of the layer's number.
     module: String,
     count: usize,
     saved: Bytes,
     seconds: Seconds,
 }
 
-/// Savings, those that differ in the number of their layer alone together; the largest first.
+/// Savings, grouped if they differ only in the number of their layer; the largest first.
 fn alike<'a>(planned: &Course<'_>, all: &'a [Saving]) -> Vec<Alike<'a>> {
     let graph = planned.graph;
     let mut places: BTreeMap<_, usize> = BTreeMap::new();
@@ -102,7 +102,7 @@ fn alike<'a>(planned: &Course<'_>, all: &'a [Saving]) -> Vec<Alike<'a>> {
     groups
 }
 
-/// The largest savings and what they take, of the plan that is named where there are several.
+/// The largest savings and what they cost; `name` is the plan's if there are several.
 pub fn savings(planned: &Course<'_>, name: Option<&&str>, all: &[Saving]) -> String {
     let graph = planned.graph;
     let row = |group: &Alike| {

@@ -6,7 +6,7 @@ use serde_json::{Value as Json, json};
 /// The format of traces of several ranks.
 pub const FORMAT: &str = "tightfit-traces/1";
 
-/// Joins what [`Trace::write`](crate::Trace::write) has written for each rank; `None` where none of
+/// Joins what [`Trace::write`](crate::Trace::write) has written for each rank; `None` if none of
 /// the texts is a trace.
 pub fn join<'a>(texts: impl IntoIterator<Item = &'a str>) -> Option<String> {
     let mut about: Vec<Json> = Vec::new();

@@ -1,5 +1,5 @@
-//! A trace, read event by event. Invariant: each event becomes what it says at once, and an event
-//! that cannot be read is named.
+//! A trace, read event by event. Invariant: each event is converted as soon as it is read, and an
+//! event that cannot be read is named.
 
 use std::fmt;
 
@@ -30,7 +30,7 @@ pub(super) fn whole(bytes: &[u8]) -> Result<Trace, TraceError> {
 
 type Name = Text<LONGEST_NAME>;
 
-/// A whole trace; what is wrong with an event goes where this leads.
+/// A whole trace; an error in an event is stored in the field.
 struct Whole<'a>(&'a mut Option<TraceError>);
 
 #[derive(Deserialize)]
@@ -98,7 +98,7 @@ impl<'de> Visitor<'de> for Whole<'_> {
     }
 }
 
-/// What the events of a trace say.
+/// The contents of a trace's events.
 #[derive(Default)]
 struct Read {
     calls: Vec<TracedCall>,
@@ -107,7 +107,7 @@ struct Read {
     below: Vec<MemoryMark>,
 }
 
-/// The events of a trace, each read into what it says at once.
+/// The events of a trace, each converted as soon as it is read.
 struct Events<'a>(&'a mut Option<TraceError>);
 
 impl<'de> DeserializeSeed<'de> for Events<'_> {
@@ -136,7 +136,7 @@ impl<'de> Visitor<'de> for Events<'_> {
                 "X" if [LANES[2].0, LANES[3].0].contains(&event.cat.0.as_str()) => {
                     event.transfer(index).map(|transfer| all.transfers.push(transfer))
                 }
-                // What transfers and calls say again.
+                // They repeat what transfers and calls say.
                 "X" if [LANES[4].0, CATEGORY].contains(&event.cat.0.as_str()) => Ok(()),
                 "X" => event.call(index).map(|call| all.calls.push(call)),
                 "C" if event.name.0 == MEMORY => {

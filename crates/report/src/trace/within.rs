@@ -1,5 +1,5 @@
 //! Slices around the calls of a trace: phases, and in them modules and their parts, so that a
-//! viewer shows calls nested. Invariant: slices of a lane are nested or apart, and what is around
+//! viewer shows calls nested. Invariant: slices of a lane are nested or disjoint, and the outer one
 //! comes first.
 
 use tightfit::units::Seconds;
@@ -25,7 +25,7 @@ pub struct Slice<'a> {
 pub fn slices(calls: &[TracedCall]) -> Vec<Slice<'_>> {
     let mut slices: Vec<Slice> = Vec::new();
     for recomputed in [false, true] {
-        // Of those that are open: the name, and the place among the slices.
+        // For each open slice its name and its index among the slices.
         let mut open: Vec<(&str, usize)> = Vec::new();
         for call in calls.iter().filter(|call| call.recomputed == recomputed) {
             let parts = call.module.split('.').filter(|part| !part.is_empty());

@@ -1,14 +1,14 @@
-//! Who may import whom: the rooms of the planner, and the crates. Invariant: what is not in the
-//! tables below is refused, so a new room or crate has to find its place first; ARCHITECTURE.md
-//! shows the same tables.
+//! Which module of the planner, and which crate, may import which others. Invariant: what is not in
+//! the tables below is refused, so a new module or crate has to find its place first;
+//! ARCHITECTURE.md shows the same tables.
 
 use super::modules::{Module, ModuleIndex, Modules};
 use super::paths::mentions;
 use super::source::line_of;
 use super::tree::{File, Finding, Tree};
 
-/// The rooms of the planner, each with the rooms that it may import. A room may stand here before
-/// it is built.
+/// The top-level modules of the planner ("rooms"), each with those that it may import. One may be
+/// listed here before it is written.
 const ROOMS: [(&str, &[&str]); 21] = [
     ("aside", &[]),
     ("units", &[]),
@@ -69,7 +69,7 @@ const ROOMS: [(&str, &[&str]); 21] = [
     ),
 ];
 
-/// Rooms that may know of `schedule` only what is defined in [`DATA`].
+/// Modules that may know only the parts of `schedule` that are defined in [`DATA`].
 const JUDGES: [&str; 2] = ["check", "timeline"];
 
 /// The data of schedules, without the passes that make them.
@@ -92,12 +92,12 @@ const CRATES: [(&str, &[&str]); 8] = [
     ("fuzz", &["tightfit", "tightfit-engine"]),
 ];
 
-/// What the tests of every crate may depend on.
+/// A package that the tests of every crate may depend on.
 const TESTING: &str = "tightfit-testing";
 
 const PLANNER: &str = "crates/planner/src/";
 
-/// What reaches outside of the process, or asks for the time.
+/// Paths that reach outside of the process, or ask for the time.
 const IMPURE: [&[&str]; 7] = [
     &["std", "env"],
     &["std", "fs"],
@@ -108,11 +108,11 @@ const IMPURE: [&[&str]; 7] = [
     &["std", "time", "SystemTime"],
 ];
 
-/// The file that waits for a solver, which knows a clock of its own and cannot be stopped.
+/// The file that waits for a solver, which has a clock of its own and cannot be stopped.
 const SOLVER: &str = "crates/planner/src/plan/milp.rs";
-/// The file that begins the threads of a scope.
+/// The file that starts scoped threads.
 const ASIDE: &str = "crates/planner/src/aside.rs";
-/// What of it they need.
+/// The paths among these that they need.
 const NEEDED: [(&str, &[&[&str]]); 2] =
     [(SOLVER, &[&["std", "thread"], &["std", "time", "Instant"]]), (ASIDE, &[&["std", "thread"]])];
 
@@ -140,7 +140,7 @@ fn room(planner: &Modules<'_>, module: ModuleIndex, findings: &mut Vec<Finding>)
     let Module { file, code, path: own, .. } = planner.get(module);
     let mut finding =
         |at: usize, what: String| findings.push(Finding::new(file, line_of(code, at), what));
-    // The root of the crate is no room, and sees all of them.
+    // The root of the crate is not in the table, and may use all modules.
     let room = own.first().map_or("", String::as_str);
     let table = ROOMS.iter().find(|(name, _)| *name == room);
     if table.is_none() && !room.is_empty() {

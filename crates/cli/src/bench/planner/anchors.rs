@@ -1,7 +1,6 @@
 //! The points that torch.compile's memory budget and checkpointing of each block reach. Invariant:
-//! a point counts as met where our plan, within that point's peak, recomputes for no longer;
-//! recorded figures are rounded to a tenth of a microsecond, so they are compared with half of that
-//! to spare.
+//! a point counts as met if our plan, within that point's peak, recomputes for no longer; recorded
+//! figures are rounded to a tenth of a microsecond, so the comparison allows half of that.
 
 use std::path::Path;
 
@@ -46,13 +45,14 @@ impl Point {
         format!("budget {budget}, {}, {}", self.solver, self.estimator)
     }
 
-    /// The simulation behind the points holds some tensors elsewhere: 0.1 % more makes up for that.
+    /// The simulation that the points come from holds some tensors elsewhere: 0.1 % more makes up
+    /// for that.
     fn ours(&self) -> Bytes {
         Bytes((u128::from(self.peak_bytes) * 1001 / 1000) as u64)
     }
 }
 
-/// A point and what we recompute within its bytes.
+/// A point, and what we recompute within its bytes.
 struct Compared {
     graph: String,
     point: Point,
@@ -69,7 +69,7 @@ impl Compared {
             && self.recompute_us.is_some_and(|ours| ours < self.point.recompute_us - ROUNDING_US)
     }
 
-    /// There is something to win.
+    /// Whether there is anything to gain.
     fn contested(&self) -> bool {
         self.point.recompute_us > 0.0
     }

@@ -11,7 +11,7 @@ use super::{Bench, Found, graph_files};
 use crate::bench::markdown::{percent, points, ratio, seconds, table};
 use crate::figures::Figures;
 
-/// What all planners made of one budget.
+/// What all planners achieved for one budget.
 struct Row {
     graph: String,
     fraction: f64,
@@ -168,7 +168,7 @@ fn gaps(rows: &[Row], fractions: &[f64]) -> String {
     )
 }
 
-/// Where a peer has a plan: is that of `auto` at most as slow?
+/// Of budgets for which a peer has a plan: is that of `auto` at most as slow?
 fn against_peers(rows: &[Row]) -> String {
     let contested: Vec<_> = rows.iter().filter_map(|row| Some((row, row.best_peer()?))).collect();
     let lost = |(row, (peer, best)): &(&Row, (&Planned, Figures))| {

@@ -25,8 +25,8 @@ use crate::output;
 use crate::planners::planner as planner_named;
 use crate::values::fraction;
 
-/// Plan the corpus at many budgets with every planner, beside bounds, proven optima and other
-/// systems.
+/// Plan the corpus at many budgets with every planner, compared with bounds, proven optima and
+/// other systems.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -165,8 +165,8 @@ fn planners(arguments: &Arguments) -> Vec<Planner> {
     }
 }
 
-/// Rising, as a frontier wants them; unless any are chosen, a part's own, or its own for a quick
-/// look.
+/// Rising, as a frontier requires them; unless any are chosen, a part's own fractions, or its few
+/// for a quick run.
 fn fractions(arguments: &Arguments, [all, few]: [&[f64]; 2]) -> Vec<f64> {
     let mut fractions = match (&arguments.budgets[..], arguments.quick) {
         ([], true) => few.to_vec(),

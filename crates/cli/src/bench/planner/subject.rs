@@ -1,5 +1,5 @@
 //! A graph to be planned at several budgets. Invariant: figures come only from plans that the
-//! checker has passed at exactly the budget asked for.
+//! checker has passed at exactly the requested budget.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ use crate::figures::Figures;
 use crate::input::{self, OnMachine};
 use crate::tier;
 
-/// A graph with what every budget is measured by.
+/// A graph with the figures by which every budget is measured.
 pub struct Subject {
     pub name: String,
     pub graph: Graph,
@@ -32,7 +32,7 @@ pub struct Subject {
 pub struct Planned {
     pub planner: Planner,
     pub budget: Bytes,
-    /// Absent where the planner has no plan.
+    /// Absent if the planner has no plan.
     pub figures: Option<Figures>,
     pub first: Seconds,
     pub total: Seconds,
@@ -99,7 +99,7 @@ impl Subject {
             .context("a frontier has a point for each budget")
     }
 
-    /// The smallest slab that a planner reaches; none where its time was up before.
+    /// The smallest slab that a planner reaches; none if its time was up before.
     pub fn smallest(&self, bench: &Bench, planner: Planner) -> anyhow::Result<Option<Bytes>> {
         bench.doing(format!("{}, {}, as small as possible", self.name, planner.name()));
         let request = Request { planner, effort: bench.effort, ..Request::default() };
@@ -152,7 +152,7 @@ impl Subject {
 }
 
 impl Planned {
-    /// All figures; null where there is no plan or no bound.
+    /// All figures; null if there is no plan or no bound.
     pub fn json(&self) -> Value {
         let figures = self.figures;
         json!({

@@ -21,7 +21,7 @@ struct Optima {
     overhead_percent: BTreeMap<String, f64>,
 }
 
-/// Small graphs at half of their peak, beside their optima.
+/// Small graphs at half of their peak, compared with their optima.
 pub fn optima(bench: &Bench, folder: &Path) -> anyhow::Result<Found> {
     let file = folder.join("optima.json");
     let bytes = std::fs::read(&file).with_context(|| file.display().to_string())?;
@@ -64,7 +64,7 @@ pub fn optima(bench: &Bench, folder: &Path) -> anyhow::Result<Found> {
     Ok(Found { markdown, json: json.into() })
 }
 
-/// Long transformers: seconds and bytes of planning itself.
+/// Long transformers: seconds and bytes that planning itself takes.
 pub fn transformers(bench: &Bench, folder: &Path) -> anyhow::Result<Found> {
     let is_transformer = |path: &Path| {
         path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"transformer-"))

@@ -1,6 +1,6 @@
-//! Plans that may also move what they hold to a tier below the device, beside recomputation alone,
-//! moving alone and Capuchin's swap. Invariant: as in the grid, peers plan each budget on its own,
-//! and `auto` plans a graph's budgets as one frontier, with the tier and without it.
+//! Plans that may also move what they hold to a tier below the device, compared with recomputation
+//! alone, moving alone and Capuchin's swap. Invariant: as in the grid, peers plan each budget on
+//! its own, and `auto` plans a graph's budgets as one frontier, with the tier and without it.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ const TIER: &str = "pcie4";
 /// Equal plans may add up their seconds in another order.
 const ROUNDING: f64 = 1e-12;
 
-/// Who plans, and whether with the tier.
+/// Which planner, and whether with the tier.
 struct Way {
     name: &'static str,
     planner: Planner,
@@ -119,7 +119,7 @@ fn slowdowns(rows: &[Row]) -> String {
     format!("\n## With a tier\n{what}\n\n{}", table(&head, &rows))
 }
 
-/// Where another way has a plan: is the hybrid at most as slow?
+/// Of budgets for which another way has a plan: is the hybrid at most as slow?
 fn never_slower(rows: &[Row]) -> String {
     let mut text = "\n".to_string();
     let mut slower: Vec<Vec<String>> = Vec::new();

@@ -45,7 +45,7 @@ struct Call {
     node: NodeId,
     module: ModuleId,
     name: String,
-    /// What it reads of activations; `true` where the backward call reads it again.
+    /// The activations that it reads; `true` if the backward call reads them again.
     reads: Vec<(Tensor, bool)>,
     weight: Option<Tensor>,
     made: Tensor,
@@ -72,7 +72,7 @@ impl Step {
         Tensor { value, bytes }
     }
 
-    /// A node that reads and makes tensors, with so many operations.
+    /// A node that reads and makes tensors, with this many operations.
     fn node(&mut self, spec: NodeSpec, reads: &[Tensor], shapes: &[&[u64]]) -> Vec<Tensor> {
         let made: Vec<(ValueSpec, Bytes)> =
             shapes.iter().map(|shape| self.tensor(shape, DType::Bf16)).collect();
@@ -115,7 +115,8 @@ impl Step {
 }
 
 impl Llama {
-    /// Operations of a micro-batch that count as the model's: those of the forward pass, thrice.
+    /// Operations of a micro-batch that count as the model's: those of the forward pass, three
+    /// times.
     pub fn flops(&self) -> f64 {
         let &Llama { layers, width, keys, hidden, vocabulary, tokens, .. } = self;
         let products = 2 * width * width + 2 * width * keys + 3 * width * hidden;
@@ -132,7 +133,7 @@ impl Llama {
         let weight = |step: &mut Step, name: String, shape: &[u64]| {
             step.leaf(&name, Phase::Parameter, shape, DType::Bf16)
         };
-        // Placeholders stand before all calls.
+        // Placeholders come before all calls.
         let embedding = weight(&mut step, "embed.weight".to_string(), &[vocabulary, width]);
         let shapes: [(&str, [u64; 2]); 7] = [
             ("q", [width, width]),
@@ -222,10 +223,10 @@ fn backward(step: &mut Step, loss: Tensor) -> anyhow::Result<()> {
             let made = step.node(spec("of_weight", call.flops), &reads, &[&elements])[0];
             step.builder.output(made.value);
         }
-        // Attention's takes two and a half times as long as itself.
+        // Attention's backward pass takes two and a half times as many as its forward pass.
         let is_attention = call.weight.is_none();
         let flops = if is_attention { call.flops * 5 / 2 } else { call.flops };
-        // Words have no derivative.
+        // Token indices have no derivative.
         let floats = if call.name == "embedding" { &[][..] } else { call.reads.as_slice() };
         for (index, (tensor, _)) in floats.iter().enumerate() {
             let first = if index == 0 { flops } else { 0 };
@@ -260,12 +261,12 @@ mod tests {
             .flat_map(|node| node.outputs.iter().flatten())
             .map(|&value| graph.values()[value].tensor.elements())
             .sum();
-        // "405B trainable parameters", norms aside.
+        // "405B trainable parameters", apart from norms.
         assert_eq!(elements / 1_000_000_000, 405);
         let forward: u64 =
             nodes.filter(|node| node.phase == Phase::Forward).map(|node| node.flops.0).sum();
         assert_eq!(3.0 * forward as f64, LLAMA_405B.flops());
-        // Every derivative is somebody's, and every parameter has one.
+        // Every derivative belongs to a parameter, and every parameter has one.
         let gradients = graph.outputs().len() - 1;
         assert_eq!(gradients, 126 * 7 + 2);
     }

@@ -1,5 +1,5 @@
 //! What is known of several ranks before their first step. Invariant: every figure is one of the
-//! checked plans; predictions are called so.
+//! checked plans; predictions are labelled as such.
 
 use tightfit_engine::{Dataset, Step};
 
@@ -8,7 +8,7 @@ use crate::output::{self, several};
 use crate::places;
 use crate::train::announce::count;
 
-/// Prints them.
+/// Prints this.
 pub fn announce(step: &Step, data: &Dataset, figures: &Figures) -> output::Printed {
     tell!("{}: {}", step.name, step.description)?;
     entry!(
@@ -57,7 +57,7 @@ pub fn announce(step: &Step, data: &Dataset, figures: &Figures) -> output::Print
     Ok(())
 }
 
-/// What of the step a rank has in words, and the bytes of what stays there.
+/// A rank's part of the step in words, and the bytes of what stays there.
 fn what(rank: &RankFigures, shards: Option<u32>) -> String {
     if let Some(shards) = shards {
         return format!("1/{shards} of parameters and state, {}", rank.kept);

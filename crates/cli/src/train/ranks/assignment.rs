@@ -1,5 +1,5 @@
 //! What the first rank tells another one to run. Invariant: a rank makes its part of the step
-//! itself and checks the schedules that it was told against that, so nothing runs that it did not
+//! itself and checks the schedules that it received against that, so nothing runs that it did not
 //! check.
 
 use std::time::Duration;
@@ -23,19 +23,19 @@ use super::chosen::{Chosen, Division};
 use super::refused::Refused;
 use super::share::Share;
 
-/// What a rank is told.
+/// The message that assigns a rank its work.
 #[derive(Deserialize, Serialize)]
 struct Told {
     division: ToldDivision,
     machine: Machine,
-    /// What is known of calls, as JSON.
+    /// The known times of calls, as JSON.
     seconds: String,
-    /// The plan of its training graph.
+    /// The plan of the rank's training graph.
     training: Value,
-    /// The plan of its evaluation graph.
+    /// The plan of the rank's evaluation graph.
     evaluation: Option<Value>,
     slab: u64,
-    /// How long it waits for others.
+    /// How long the rank waits for others.
     deadline: Duration,
 }
 
@@ -43,11 +43,11 @@ struct Told {
 #[derive(Clone, Deserialize, Serialize)]
 enum ToldDivision {
     Stages {
-        /// Who does what, as CSV.
+        /// Which rank does what, as CSV.
         rows: String,
         /// The stage of each node of the forward pass.
         of_forward: Vec<u32>,
-        /// Its leeway.
+        /// The leeway of messages.
         ahead: usize,
         behind: u32,
     },
@@ -76,7 +76,7 @@ impl ToldDivision {
         }
     }
 
-    /// The step, divided so.
+    /// Divides the step in this way.
     fn divide(self, step: &Step) -> anyhow::Result<Divided> {
         match self {
             ToldDivision::Stages { rows, of_forward, ahead, behind } => {
@@ -95,7 +95,7 @@ impl ToldDivision {
     }
 }
 
-/// What was told makes no sense here.
+/// What this rank was told makes no sense here.
 fn no_plan(says: String) -> Refused {
     Refused::NoPlan { says }
 }
@@ -127,8 +127,8 @@ pub fn tell(
     Ok(())
 }
 
-/// Hears from the first rank what this one is to run, the ways of all messages, and how long it
-/// waits for others.
+/// Receives from the first rank what this one is to run, the routes of all messages, and how long
+/// it waits for others.
 pub fn hear(link: &dyn Link, step: &Step) -> anyhow::Result<(Share, Vec<Route>, Duration)> {
     let leader = RankId::from_u32(0);
     let mut length = [0; 8];

@@ -1,8 +1,8 @@
 //! The cut, the order and the plans of a pipeline. Invariant: what is chosen was planned and
 //! checked on every rank within the budget; of several orders it is the one that is predicted to
 //! take the least time, recomputation included, among those that were found to fit. The stage
-//! planner says which cuts of each order to try, and which of all first; one is not planned where
-//! it would take as long as the best if it recomputed nothing.
+//! planner says which cuts of each order to try, and in which sequence; one is not planned if it
+//! would take as long as the best even with nothing recomputed.
 
 use std::path::Path;
 
@@ -31,9 +31,9 @@ struct Candidate {
     rows: Rows,
     /// Where it is cut.
     of_forward: SecondaryMap<NodeId, StageId>,
-    /// What it takes where nothing is recomputed.
+    /// Time that it takes if nothing is recomputed.
     least: Seconds,
-    /// What it is expected to take; infinite where the stage planner was not asked.
+    /// Time that it is expected to take; infinite if the stage planner was not asked.
     expected: Seconds,
 }
 
@@ -53,7 +53,7 @@ pub fn choose(asked: &Asked<'_>, stages: u32) -> anyhow::Result<Chosen> {
         latency: Seconds(0.0),
     };
     for candidate in candidates(asked, order, &of_one, &devices)? {
-        // Of the smallest budgets the smallest counts.
+        // If the smallest budget is requested, size counts, not time.
         let is_slower = |best: &Chosen| candidate.least.0 >= best.figures.makespan().0;
         if budget != Budget::Smallest && best.as_ref().is_some_and(is_slower) {
             continue;
@@ -63,7 +63,7 @@ pub fn choose(asked: &Asked<'_>, stages: u32) -> anyhow::Result<Chosen> {
     the_best(best, refused)
 }
 
-/// What is asked for by name.
+/// The order requested by name.
 enum Order {
     Any,
     Named(PipelineSchedule),
@@ -83,7 +83,7 @@ fn order(asked: &Asked<'_>, stages: u32) -> Result<Order, NotASchedule> {
     Ok(Order::File(name.to_string(), rows))
 }
 
-/// The orders that are asked for with their cuts, those first that are expected to be fastest.
+/// The requested orders with their cuts, those first that are expected to be fastest.
 fn candidates(
     asked: &Asked<'_>,
     order: Order,
@@ -104,7 +104,7 @@ fn candidates(
     for schedule in PipelineSchedule::with_equal_sums() {
         match of(schedule) {
             Ok(candidates) => found.extend(candidates),
-            // Some orders are only for some numbers; and two stages on each rank may be too many.
+            // Some orders exist only for some numbers; and two stages on each rank may be too many.
             Err(error) => first = first.or(Some(error)),
         }
     }
@@ -118,7 +118,7 @@ fn candidates(
     }
 }
 
-/// An order with its cuts: those of the stage planner, or where that was interrupted, an even one.
+/// An order with its cuts: those of the stage planner, or an even one if that was interrupted.
 fn of_order(
     step: &Step,
     profile: &Profile,
@@ -151,8 +151,7 @@ struct Plans<'a> {
 }
 
 impl Plans<'_> {
-    /// An order with the plan of each rank, where messages have as much leeway as there is room
-    /// for.
+    /// An order with the plan of each rank, in which messages have as much leeway as fits.
     fn roomy(&self, candidate: &Candidate) -> anyhow::Result<Chosen> {
         let early = Leeway { ahead: self.asked.ahead, ..Leeway::OF_SENDERS };
         let mut leeways = vec![early, Leeway::OF_SENDERS];
@@ -163,7 +162,7 @@ impl Plans<'_> {
         chosen.map_or_else(|| self.of(candidate, Leeway::NONE), Ok)
     }
 
-    /// Why a rank does not fit as it is cut here, which says nothing of other cuts.
+    /// Why a rank does not fit with this cut, which says nothing of other cuts.
     fn refusal(&self, error: anyhow::Error, schedule: &str, rank: RankId) -> anyhow::Error {
         let (budget, room, because) = match error.downcast::<FittingError>() {
             Ok(FittingError::Fit(FitError::Plan(PlanError::Infeasible(found)))) => {

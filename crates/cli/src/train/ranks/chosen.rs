@@ -1,5 +1,5 @@
-//! What is asked of several ranks, what is known before anything is chosen, and what was chosen.
-//! Invariant: what is chosen was planned and checked on every rank within the budget.
+//! What is requested of several ranks, what is known before anything is chosen, and what was
+//! chosen. Invariant: what is chosen was planned and checked on every rank within the budget.
 
 use std::time::Duration;
 
@@ -22,12 +22,12 @@ use crate::train::Arguments;
 use crate::values::{NoRanks, Room};
 use crate::{input, processor};
 
-/// How long a rank waits for others, unless their steps take longer.
+/// How long a rank waits for others, unless the steps take longer.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Predicted steps that a rank waits for others at least.
+/// How long a rank waits for others at least, in predicted steps.
 const STEPS: f64 = 10.0;
 
-/// What is asked for.
+/// What is requested.
 pub struct Asked<'a> {
     pub arguments: &'a Arguments,
     /// The step, of one micro-batch.
@@ -41,27 +41,27 @@ pub struct Asked<'a> {
     pub threads: u32,
     /// How many actions before the one that reads a message its receiver says where to put it.
     pub ahead: usize,
-    /// What a rank's process holds beside what every process that runs a step does.
+    /// Bytes that a rank's process holds in addition to those of every process that runs a step.
     pub beside: Bytes,
     pub seed: u64,
 }
 
 /// What is known of a step before it is divided.
 pub struct Known {
-    /// What each rank runs on.
+    /// The machine of each rank.
     pub machine: Machine,
-    /// What is known of calls there.
+    /// The known times of calls there.
     pub seconds: CallSeconds,
-    /// The whole step on one device, where nothing is recomputed.
+    /// The whole step on one device, with nothing recomputed.
     pub unplanned: tightfit::Fitted,
-    /// Bytes of a budget that are not the slab's, about.
+    /// Approximate bytes of a budget that are not the slab's.
     pub reserve: Reserve,
     /// The budget of each rank: a share is one of the whole step's.
     pub budget: Budget,
 }
 
 impl Known {
-    /// Measures calls, or remembers what they take.
+    /// Measures calls, or takes their times from the cache.
     pub fn of(asked: &Asked<'_>) -> anyhow::Result<Known> {
         let &Asked { arguments, step, budget, threads, .. } = asked;
         let whole = step.clone().accumulated(arguments.accumulation.micro_batches())?;
@@ -75,7 +75,8 @@ impl Known {
             tier: None,
             accumulation: arguments.accumulation,
         };
-        // The smallest budget of the whole step is not that of a rank, which is all there is.
+        // The smallest budget of the whole step is not that of a rank, and a rank has no more
+        // memory.
         let is_tried = (arguments.ranks.transport, budget) != (Transport::Mpi, Budget::Smallest);
         let costs = arguments.costs;
         let seconds = match is_tried || costs.roofline {
@@ -83,7 +84,7 @@ impl Known {
             false => calls::known(&machine),
         };
         if !arguments.costs.roofline {
-            // What ranks measure has waiting in it, so this is what later runs know.
+            // What ranks measure includes waiting, so later runs know this instead.
             calls::remember(&machine, seconds.clone());
         }
         let profile = Profile::measured(&whole.training, &machine, &seconds);
@@ -115,7 +116,7 @@ impl Known {
         Ok(fit_step(step, &self.seconds, &task)?)
     }
 
-    /// The slab of each rank, about; as large as can be where the smallest is asked for.
+    /// The approximate slab of each rank; unlimited if the smallest budget is requested.
     pub fn slab(&self) -> Bytes {
         match self.budget {
             Budget::Absolute(bytes) => bytes.saturating_sub(self.reserve.total()),
@@ -129,11 +130,11 @@ impl Known {
 pub enum Division {
     /// Into stages.
     Stages {
-        /// Who does what.
+        /// Which rank does what.
         rows: Rows,
         /// Where it is cut.
         of_forward: SecondaryMap<NodeId, StageId>,
-        /// How much longer messages take memory than they have to.
+        /// How much longer messages hold memory than they have to.
         leeway: Leeway,
     },
     /// Into shards.
@@ -143,7 +144,7 @@ pub enum Division {
 /// Ranks that are ready to run.
 #[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "what processes tell each other"))]
 pub struct Chosen {
-    /// What is known of it.
+    /// Its figures.
     pub figures: Figures,
     /// How the step was divided.
     pub division: Division,
@@ -151,14 +152,14 @@ pub struct Chosen {
     pub divided: Divided,
     /// The plan of each rank.
     pub plans: PrimaryMap<RankId, FittedStep>,
-    /// What each rank runs on.
+    /// The machine of each rank.
     pub machine: Machine,
-    /// What is known of calls there.
+    /// The known times of calls there.
     pub seconds: CallSeconds,
 }
 
 impl Chosen {
-    /// What each rank runs, the ways of all messages, and what is to be said of it.
+    /// What each rank runs, the routes of all messages, and the figures to report.
     pub fn divide(self) -> (PrimaryMap<RankId, Share>, Vec<Route>, Figures) {
         let Chosen { figures, divided, plans, machine, .. } = self;
         let Divided { ranks, routes, first_of_evaluation, .. } = divided;
@@ -187,7 +188,7 @@ pub fn patience(given: Option<Seconds>) -> Duration {
     given.map_or(PATIENCE, long)
 }
 
-/// A duration, however long.
+/// A duration, capped at the longest one that can be represented.
 fn long(Seconds(seconds): Seconds) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
 }
@@ -232,7 +233,7 @@ fn largest(chosen: &Chosen) -> Bytes {
     chosen.plans.values().map(|plan| plan.training.budget).max().unwrap_or(Bytes::ZERO)
 }
 
-/// The budget that would do, of a refusal that names one.
+/// The budget that would suffice, of a refusal that names one.
 fn reached(error: &anyhow::Error) -> Bytes {
     match error.downcast_ref() {
         Some(NoRanks { room: Room::Enough(bytes), .. }) => *bytes,

@@ -1,5 +1,5 @@
-//! What is known of ranks that were chosen. Invariant: every figure is one of the checked
-//! plans; and they are all that has to stay of the other ranks' plans while a rank runs.
+//! What is known of chosen ranks. Invariant: every figure is one of the checked plans; and they are
+//! all that has to stay of the other ranks' plans while a rank runs.
 
 use tightfit::graph::Graph;
 use tightfit::id::StageId;
@@ -11,7 +11,7 @@ use tightfit_engine::{FittedStep, Reserve};
 pub struct Figures {
     /// The name of the order.
     pub schedule: String,
-    /// The number of stages; none where ranks share all of them.
+    /// The number of stages; zero if ranks share all of the step.
     pub stages: usize,
     /// Among how many ranks parameters, gradients and state are divided.
     pub shards: Option<u32>,
@@ -25,7 +25,7 @@ pub struct Figures {
     pub ranks: Vec<RankFigures>,
     /// The unplanned peak of the step on one device, with accumulation.
     pub whole: Bytes,
-    /// What the step takes on one device, unplanned, with as many threads as a rank has.
+    /// Time of the step on one device, unplanned, with as many threads as a rank has.
     pub alone: Seconds,
     /// Why nothing is evaluated although there is an evaluation.
     pub not_evaluated: Option<String>,
@@ -49,13 +49,13 @@ pub struct RankFigures {
     pub peak: Bytes,
     /// Nodes that are computed again.
     pub recomputed: usize,
-    /// What its calls take together.
+    /// Total time of its calls.
     pub seconds: Seconds,
     /// How long it waits for others.
     pub waiting: Seconds,
     /// When its last call ends.
     pub end: Seconds,
-    /// Who planned it.
+    /// Which planner planned it.
     pub planner: String,
 }
 
@@ -86,7 +86,7 @@ impl RankFigures {
 }
 
 impl Figures {
-    /// What an update takes, as predicted.
+    /// Predicted time of an update.
     pub fn makespan(&self) -> Seconds {
         Seconds(self.ranks.iter().map(|rank| rank.end.0).fold(0.0, f64::max))
     }

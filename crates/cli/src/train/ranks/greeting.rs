@@ -1,5 +1,5 @@
-//! What the processes of a job tell each other before anything is planned. Invariant: ranks that
-//! were not begun alike all say so, with the first thing that differs; nobody goes on.
+//! What the processes of a job tell each other before anything is planned. Invariant: if ranks were
+//! not started alike, all of them say so, with the first thing that differs, and none goes on.
 
 use serde::{Deserialize, Serialize};
 use tightfit::id::RankId;
@@ -12,33 +12,33 @@ use super::refused::Refused;
 use crate::processor;
 use crate::train::Arguments;
 
-/// What a process says of itself.
+/// The information that a process gives about itself.
 #[derive(Debug, Default, Deserialize, Serialize)]
 pub struct Greeting {
-    /// What has to be the same on all ranks, with its name; the first difference is said.
+    /// What has to be the same on all ranks, with its name; the first difference is reported.
     alike: Vec<(String, String)>,
     /// The first process on the same computer.
     first_nearby: u32,
     /// The processors that this one may use.
     processors: String,
-    /// How many they are, or the threads that were asked for.
+    /// The number of these, or of the threads that were requested.
     threads: u32,
-    /// They were asked for.
+    /// Whether they were requested.
     is_asked: bool,
-    /// What MPI has taken of this process's memory.
+    /// Bytes that MPI has taken of this process's memory.
     beside: u64,
 }
 
-/// What all ranks know after it.
+/// What all ranks know afterwards.
 pub struct Agreed {
     /// Threads of each rank.
     pub threads: u32,
-    /// The most memory that MPI has taken of a process.
+    /// The most memory that MPI has taken in any process.
     pub beside: Bytes,
 }
 
 impl Greeting {
-    /// What this process says.
+    /// The greeting of this process.
     pub fn new(
         arguments: &Arguments,
         (step, data): (&Step, &Dataset),
@@ -88,7 +88,7 @@ impl Greeting {
         }
     }
 
-    /// Says it, and hears what the others say.
+    /// Sends it, and receives what the others say.
     pub fn exchange(&self, link: &dyn Link) -> anyhow::Result<Agreed> {
         let said = serde_json::to_vec(self)?;
         let mut all: Vec<Greeting> = Vec::new();
@@ -115,7 +115,7 @@ impl Greeting {
         })
     }
 
-    /// The threads of a process: those that were asked for, or its part of the processors that it
+    /// The threads of a process: those that were requested, or its part of the processors that it
     /// shares with others on its computer.
     fn share(&self, all: &[Greeting]) -> u32 {
         if self.is_asked {
@@ -141,10 +141,11 @@ mod tests {
             threads,
             ..Greeting::default()
         };
-        // Two on one computer that share all, one on another with processors of the same names.
+        // Two on one computer that share all, and one on another whose processors have the same
+        // names.
         let all = [of(0, "0-7", 8), of(0, "0-7", 8), of(2, "0-7", 8)];
         assert_eq!(all.iter().map(|one| one.share(&all)).collect::<Vec<_>>(), [4, 4, 8]);
-        // Bound, each to its own.
+        // Two processes, each bound to its own processor.
         let all = [of(0, "0", 1), of(0, "1", 1)];
         assert_eq!(all.iter().map(|one| one.share(&all)).collect::<Vec<_>>(), [1, 1]);
         let asked = Greeting { is_asked: true, threads: 3, ..of(0, "0", 1) };

@@ -1,5 +1,5 @@
 //! Ranks as processes of an MPI job. Invariant: the first one plans, the others check what they are
-//! told; each process says why it fails, or who failed, and all of them come to their end together.
+//! told; each process says why it fails, or which other one failed, and all of them end together.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,20 +22,21 @@ use crate::train::resident::Resident;
 use crate::train::{Arguments, begins, distinct, open};
 use crate::{conclusion, failure, interrupt, output};
 
-/// How early messages are posted: they arrive while the action before the one that reads them runs.
+/// How many actions ahead messages are posted: they arrive while the action before their reader
+/// runs.
 const AHEAD: usize = 1;
 
-/// What MPI takes of a process when ranks exchange messages, beside what it has when it begins: as
-/// measured, up to 1.6 MiB (Open MPI 4.1, two and four ranks of one computer).
+/// Bytes that MPI takes of a process once ranks exchange messages, in addition to those at its
+/// start: as measured, up to 1.6 MiB (Open MPI 4.1, two and four ranks of one computer).
 const EXCHANGING: Bytes = Bytes(2 << 20);
 
-/// Processes begin within this time at the least, however short the deadline of messages is.
+/// Processes get at least this time to start, however short the deadline of messages is.
 const START: Duration = Duration::from_secs(10);
 
 /// Trains as one process of a job, and reports.
 pub fn train(arguments: &Arguments, way: Way) -> anyhow::Result<ExitCode> {
     process::one_heap();
-    // Threads that are begun from here on inherit how signals are treated.
+    // Threads that start from here on inherit how signals are treated.
     interrupt::listen();
     let before = process::resident().unwrap_or(Bytes::ZERO);
     let patience = patience(arguments.ranks.peer_deadline).max(START);
@@ -63,8 +64,8 @@ pub fn train(arguments: &Arguments, way: Way) -> anyhow::Result<ExitCode> {
     Ok(of_the_cause(code, &codes))
 }
 
-/// The exit code of a process, or where it has only heard of another one's failure, that one's; so
-/// `mpirun`, which passes some process's code on, passes the cause's on.
+/// The exit code of a process; if it only knows of another one's failure, that one's. So `mpirun`,
+/// which passes some process's code on, passes that of the cause on.
 fn of_the_cause(own: ExitCode, all: &[u8]) -> ExitCode {
     let says_why = |code: &&u8| **code != 0 && **code != OTHER_RANK;
     match all.iter().find(says_why).filter(|_| own == ExitCode::from(OTHER_RANK)) {

@@ -38,8 +38,8 @@ pub use refused::Refused as RanksRefused;
 /// Several ranks, as they are given on the command line.
 #[derive(Args)]
 pub struct Ranks {
-    /// Divide the model among so many ranks, a pipeline through which micro-batches pass: each has
-    /// a slab of its own and the budget for itself
+    /// Divide the model among this many ranks, a pipeline through which micro-batches pass: each
+    /// has a slab of its own and the budget for itself
     #[arg(
         long,
         value_name = "RANKS",
@@ -48,9 +48,9 @@ pub struct Ranks {
         conflicts_with_all = ["tier", "replan", "dump", "output", "profile", "placement"]
     )]
     stages: Option<u32>,
-    /// Divide the micro-batches among so many ranks, and parameters, gradients and optimizer state
-    /// too: each has a shard of every one, gathers what it computes with, and has the budget for
-    /// itself
+    /// Divide the micro-batches among this many ranks, and parameters, gradients and optimizer
+    /// state too: each has a shard of every one, gathers what it computes with, and has the budget
+    /// for itself
     #[arg(
         long,
         value_name = "RANKS",
@@ -78,25 +78,25 @@ pub struct Ranks {
     #[arg(long, value_enum, default_value_t = Transport::Thread, requires = "ranks")]
     transport: Transport,
     /// How long a rank waits for another one before it gives up: 10, 10s or 500ms [default: 60s, or
-    /// ten steps where these are predicted to take longer]
+    /// ten steps if these are predicted to take longer]
     #[arg(long, value_name = "SECONDS", value_parser = deadline, requires = "ranks",
           allow_hyphen_values = true)]
     peer_deadline: Option<tightfit::units::Seconds>,
 }
 
-/// More ranks than threads of one process are of use.
+/// The most ranks that may be requested: more threads of one process are of no use.
 const MOST_RANKS: i64 = 256;
 
-/// More shards than every rank can name its messages of: they grow with the square.
+/// The most shards for which every rank can number its messages: these grow with the square.
 const MOST_SHARDS: i64 = 64;
 
-/// What ranks are.
+/// The kind of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Transport {
     /// Threads of this process, among which --threads are divided
     Thread,
-    /// Processes of an MPI job, begun by `mpirun -n RANKS tightfit train …`; --threads are those of
-    /// each. Only where this program was built with the feature mpi
+    /// Processes of an MPI job, started by `mpirun -n RANKS tightfit train …`; --threads are those
+    /// of each. Only if this program was built with the feature mpi
     Mpi,
 }
 
@@ -121,9 +121,9 @@ impl fmt::Display for Reduce {
 /// How a step is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// Among so many ranks of a pipeline.
+    /// Among this many ranks of a pipeline.
     Stages(u32),
-    /// Among so many ranks that share all of it.
+    /// Among this many ranks that share all of it.
     Shards(u32),
 }
 
@@ -146,7 +146,7 @@ impl Way {
 }
 
 impl Ranks {
-    /// How the step is divided; not at all unless that is asked for.
+    /// How the step is divided; not at all unless that is requested.
     pub fn way(&self) -> Option<Way> {
         self.stages.map(Way::Stages).or(self.shards.map(Way::Shards))
     }
@@ -163,7 +163,7 @@ pub fn train(arguments: &Arguments, way: Way) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// What the ranks run.
+/// Chooses what the ranks run.
 fn choose(asked: &Asked<'_>) -> anyhow::Result<Chosen> {
     progress::during("planning the ranks", Seconds(f64::INFINITY), || match asked.way {
         Way::Stages(ranks) => choose::choose(asked, ranks),

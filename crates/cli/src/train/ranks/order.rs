@@ -1,5 +1,5 @@
 //! Orders from files. Invariant: what is read is valid, and for as many ranks and micro-batches as
-//! were asked for.
+//! were requested.
 
 use std::io;
 use std::path::Path;
@@ -12,21 +12,21 @@ use crate::input;
 /// Why a file is not an order for the run.
 #[derive(Debug, thiserror::Error)]
 pub enum NotASchedule {
-    /// It is a word, but not the name of a schedule.
+    /// It looks like a name, but no schedule has it.
     #[error("there is no schedule `{name}`; schedules are {}, or a CSV file", names())]
     Unknown {
-        /// What was given.
+        /// The given name.
         name: String,
     },
     /// There is no such file.
     #[error("`{name}` is neither a schedule nor a file: {error}; schedules are {}", names())]
     Unread {
-        /// What was given.
+        /// The given name.
         name: String,
-        /// What the system says.
+        /// The system's error.
         error: io::Error,
     },
-    /// It does not say what an order is.
+    /// Its content is not an order.
     #[error("{name}: {error}")]
     Csv {
         /// The file.
@@ -34,7 +34,7 @@ pub enum NotASchedule {
         /// Why not.
         error: CsvError,
     },
-    /// It is for others.
+    /// It is for other numbers of ranks or micro-batches.
     #[error(
         "{name}: it is for --stages {ranks} and --microbatches {micro_batches}; {stages} and \
          {asked} were asked for"
@@ -46,9 +46,9 @@ pub enum NotASchedule {
         ranks: usize,
         /// Its micro-batches.
         micro_batches: u32,
-        /// The ranks that are asked for.
+        /// The ranks that are requested.
         stages: u32,
-        /// The micro-batches that are asked for.
+        /// The micro-batches that are requested.
         asked: u32,
     },
 }
@@ -58,7 +58,7 @@ fn names() -> String {
     names.join(", ")
 }
 
-/// The order of a file, for so many ranks and micro-batches.
+/// The order of a file, for this many ranks and micro-batches.
 pub fn from_file(path: &Path, stages: u32, asked: u32) -> Result<Rows, NotASchedule> {
     let name = path.display().to_string();
     let is_word = path.extension().is_none() && path.components().count() == 1;

@@ -18,7 +18,7 @@ use crate::train::resident::Resident;
 use crate::train::{Arguments, run};
 use crate::{conclusion, interrupt};
 
-/// Steps, evaluates, saves and reports, beside the other ranks.
+/// Steps, evaluates, saves and reports, together with the other ranks.
 pub fn run(
     arguments: &Arguments,
     (share, figures): (&Share, Option<&Figures>),
@@ -81,7 +81,7 @@ pub fn run(
         if let Ending::Failed(error) = course.ending {
             return Err(error);
         }
-        // What is written from here on may take what the slab held.
+        // What is written from here on may take the memory that the slab held.
         session.release();
         if let Some(figures) = figures {
             let outcome = Outcome {
@@ -114,13 +114,13 @@ pub fn run(
     Ok(interrupt::code_of(signal))
 }
 
-/// The signal that asked any rank to come to its end; zero where none did.
+/// The signal that asked any rank to end; zero if none did.
 fn signal_of_any(session: &Session) -> anyhow::Result<i32> {
-    // A batch system may ask the processes of one computer alone.
+    // A batch system may ask only the processes of one computer.
     Ok(session.largest(interrupt::signal().into())? as i32)
 }
 
-/// Most resident bytes of each process that there is.
+/// Most resident bytes of each process.
 fn processes(
     session: &Session,
     transport: Transport,

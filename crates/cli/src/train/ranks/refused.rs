@@ -1,10 +1,10 @@
-//! What is refused of several ranks before anything is planned. Invariant: the message says what to
-//! do instead.
+//! Why several ranks are refused before anything is planned. Invariant: the message says what to do
+//! instead.
 
 use thiserror::Error;
 use tightfit::id::RankId;
 
-/// Why ranks do not begin.
+/// Why ranks do not start.
 #[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "what processes refuse"))]
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum Refused {
@@ -15,19 +15,19 @@ pub enum Refused {
          builds one with it, where an MPI library and libclang are installed"
     )]
     NoMpi,
-    /// Ranks were not begun alike.
+    /// Ranks were not started alike.
     #[error("the ranks of a job do the same: {what} is {theirs} for {rank} and {first} for rank0")]
     Other {
         /// The first rank that differs.
         rank: RankId,
-        /// In what.
+        /// What differs.
         what: String,
-        /// What it has there.
+        /// Its value on that rank.
         theirs: String,
-        /// What the first rank has.
+        /// Its value on the first rank.
         first: String,
     },
-    /// What a rank was told makes no sense to it.
+    /// The assignment that a rank received makes no sense to it.
     #[error("what rank0 told this rank is no plan: {says}")]
     NoPlan {
         /// Why not.

@@ -1,5 +1,5 @@
-//! What came of a run on several ranks. Invariant: the same figures as JSON and in words, and what
-//! was measured stands beside what was predicted.
+//! The result of a run on several ranks. Invariant: the same figures as JSON and in words, and what
+//! was measured stands next to what was predicted.
 
 use std::path::Path;
 
@@ -17,13 +17,13 @@ use crate::train::resident::Resident;
 pub struct Outcome<'a> {
     /// What ran.
     pub figures: &'a Figures,
-    /// What the steps of the first rank took.
+    /// The measured times of the first rank's steps.
     pub measured: &'a Timings,
     /// The loss of the last step.
     pub loss: Option<f32>,
     /// The last evaluation.
     pub evaluation: Option<Evaluation>,
-    /// Most resident bytes of each process: of one, or where ranks are processes of each.
+    /// Most resident bytes of each process: a single one, or one per rank if ranks are processes.
     pub processes: Vec<Resident>,
     /// Where the weights were saved.
     pub saved: Option<&'a Path>,
@@ -33,14 +33,14 @@ pub struct Outcome<'a> {
     pub seed: u64,
     /// It was asked to end early.
     pub interrupted: bool,
-    /// What it came to is not to be kept.
+    /// Its result is not to be kept.
     pub unsaved: bool,
     /// Losses that were not finite.
     pub not_finite: NotFinite,
 }
 
 impl Outcome<'_> {
-    /// The budget of a process, by its rank: all ranks' where these are its threads.
+    /// The budget of a process, by its rank: that of all ranks together if these are its threads.
     fn budget(&self, process: usize) -> Bytes {
         let mut budgets = self.figures.ranks.iter().map(|rank| rank.budget);
         match self.processes.len() {
@@ -49,8 +49,7 @@ impl Outcome<'_> {
         }
     }
 
-    /// How long the first rank waited in a step for parameters and gradients, where ranks share
-    /// them.
+    /// How long the first rank waited in a step for parameters and gradients, if ranks share them.
     fn collectives(&self) -> Option<Seconds> {
         self.figures.shards.and(self.measured.stall()).map(Seconds)
     }
@@ -65,7 +64,7 @@ impl Outcome<'_> {
         self.processes.iter().filter_map(|process| process.largest).max()
     }
 
-    /// For machines.
+    /// For programs.
     pub fn json(&self) -> Value {
         let figures = self.figures;
         let ranks: Vec<Value> = figures
@@ -85,7 +84,7 @@ impl Outcome<'_> {
                     "predicted_seconds": own.seconds,
                     "predicted_waiting_seconds": own.waiting,
                     "planner": own.planner,
-                    // Where ranks are processes.
+                    // Only if ranks are processes.
                     "process_peak_bytes":
                         self.processes.get(rank).filter(|_| self.processes.len() > 1)
                             .and_then(|process| process.largest),

@@ -15,11 +15,11 @@ pub struct Share {
     pub step: Step,
     /// The schedule of its training graph.
     pub training: Checked,
-    /// That of its evaluation graph, where it fits.
+    /// That of its evaluation graph, if it fits.
     pub evaluation: Option<Checked>,
-    /// What it runs in.
+    /// The bytes that it runs in.
     pub slab: Bytes,
-    /// What it runs on.
+    /// The machine that it runs on.
     pub machine: Machine,
     /// The number of the evaluation's first message.
     pub first_of_evaluation: u32,

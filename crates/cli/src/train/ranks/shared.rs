@@ -1,6 +1,6 @@
 //! The plan of ranks that share a step. Invariant: all of them run one plan, which was checked
 //! within the budget. Which bits come out depends on the number of ranks and on when gradients are
-//! exchanged, both of which are asked for, and on nothing that is chosen here.
+//! exchanged, both of which are requested, and on nothing that is chosen here.
 
 use tightfit::id::RankId;
 use tightfit::pipeline::RankInTime;
@@ -20,7 +20,7 @@ pub fn choose(asked: &Asked<'_>, ranks: u32) -> anyhow::Result<Chosen> {
         Reduce::Update => Reductions::Once,
     };
     let sharing = Sharing { ranks, micro_batches, reductions };
-    // Whether that can be is known before anything is measured.
+    // Whether the step can be divided so is known before anything is measured.
     let divided = asked.step.sharded(sharing)?;
     let known = Known::of(asked)?;
     let step = &divided.ranks[RankId::from_u32(0)];
@@ -28,7 +28,7 @@ pub fn choose(asked: &Asked<'_>, ranks: u32) -> anyhow::Result<Chosen> {
     let fitted = &plan.training.fitted;
     let time = match asked.arguments.ranks.transport {
         Transport::Mpi => in_time(&step.training, fitted.schedule(), fitted.timeline()),
-        // Threads copy when they wait, so nothing goes on beside calls.
+        // Threads copy when they wait, so nothing moves at the same time as calls.
         Transport::Thread => {
             let of_ranks = |node| step.training.nodes()[node].operator;
             let collectives = fitted.timeline().calls.iter().filter(|call| {

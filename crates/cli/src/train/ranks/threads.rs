@@ -1,4 +1,4 @@
-//! Ranks as threads of this process. Invariant: what one of them fails of is said once.
+//! Ranks as threads of this process. Invariant: a failure of one of them is reported once.
 
 use std::sync::Arc;
 use std::thread;
@@ -19,7 +19,7 @@ use crate::train::resident::Resident;
 use crate::train::{Arguments, begins, distinct, open};
 use crate::{interrupt, output, processor};
 
-/// A rank that ended otherwise than by an error.
+/// A rank that ended by a panic.
 #[derive(Debug, Error)]
 #[error("{rank} ended by a defect of this program; please report it")]
 struct Panicked {
@@ -99,7 +99,7 @@ pub fn train(arguments: &Arguments, way: Way) -> anyhow::Result<ExitCode> {
     verdict(results)
 }
 
-/// Where a rank ends by a panic, nobody waits for it.
+/// Stops all ranks if one ends by a panic, so that none waits for it.
 struct StopsAll<'a>(&'a dyn Link);
 
 impl Drop for StopsAll<'_> {
@@ -108,7 +108,7 @@ impl Drop for StopsAll<'_> {
     }
 }
 
-/// What all ranks have come to: the first cause, where one failed.
+/// The outcome of all ranks: the first cause, if one failed.
 fn verdict(results: Vec<anyhow::Result<ExitCode>>) -> anyhow::Result<ExitCode> {
     let mut code = interrupt::code();
     let mut failed: Option<anyhow::Error> = None;
@@ -122,7 +122,7 @@ fn verdict(results: Vec<anyhow::Result<ExitCode>>) -> anyhow::Result<ExitCode> {
     failed.map_or(Ok(code), Err)
 }
 
-/// A rank only says that another one failed.
+/// Whether a rank only says that another one failed.
 fn is_of_another(error: &anyhow::Error) -> bool {
     let aborted = |error: &LinkError| matches!(error, LinkError::Aborted { .. });
     error.chain().any(|cause| {

@@ -1,6 +1,6 @@
 //! All that is known of an unplanned step, as every output of the verb shows it. Invariant: a node
-//! stands under the module that it belongs to, and a filter keeps a module with all below it, whole
-//! path components at a time.
+//! is listed under the module that it belongs to, and a filter keeps a module with everything below
+//! it, by whole path components.
 
 use std::sync::Arc;
 
@@ -20,20 +20,20 @@ use tightfit_engine::{Budget, BudgetError, Reserve};
 use crate::input;
 use crate::values::BelowReserve;
 
-/// What is asked for, and is not there.
+/// What is requested, but does not exist.
 #[derive(Debug, Error)]
 pub enum Refused {
     /// No module has this path.
     #[error("there is no module `{name}`; {place} has {}", some(below))]
     Module {
-        /// What was asked for.
+        /// The name that was requested.
         name: String,
-        /// The lowest module on the way to it that there is.
+        /// The lowest existing module on the way to it.
         place: String,
-        /// The modules in there.
+        /// The modules in that one.
         below: Vec<String>,
     },
-    /// The smallest budget is for those who plan.
+    /// The smallest budget is for verbs that plan.
     #[error(
         "this verb takes no `min`, which is the smallest budget that one device is planned into; \
          write bytes, 320MiB, 2.5GB or 60%"
@@ -41,7 +41,7 @@ pub enum Refused {
     Smallest,
 }
 
-/// A list in words; no message is longer than a screen.
+/// A list in words, cut off so that no message is longer than a screen.
 fn some(names: &[String]) -> String {
     const MOST: usize = 24;
     let list = names.iter().take(MOST).map(|name| format!("`{name}`")).collect::<Vec<_>>();
@@ -52,7 +52,7 @@ fn some(names: &[String]) -> String {
     }
 }
 
-/// A budget, as the step is held to it.
+/// A budget against which the step is held.
 #[derive(Clone, Copy)]
 pub struct Limit {
     /// The whole budget.
@@ -61,34 +61,34 @@ pub struct Limit {
     pub reserve: Reserve,
 }
 
-/// What analyses say of a step, in its own order.
+/// Results of analyses of a step, in its own order.
 pub struct Facts {
     /// The step.
     pub graph: Arc<Graph>,
     /// Where it would run.
     pub machine: Machine,
-    /// What its nodes cost there.
+    /// The costs of its nodes there.
     pub profile: Profile,
     /// The nodes that run.
     pub order: Vec<NodeId>,
     /// Where the bytes come from.
     pub flow: Dataflow,
-    /// When nodes run, and when what they make is accessed.
+    /// When nodes run, and when their outputs are accessed.
     pub access: AccessTable,
     /// Which module parameters belong to.
     pub parameters: Parameters,
     /// Forward nodes with the backward nodes that differentiate them.
     pub operators: Vec<Operator>,
-    /// What the step is held to.
+    /// The budget against which the step is held.
     pub limit: Option<Limit>,
-    /// Where more is held than that, or, without it, the peak.
+    /// Where more than that is held, or, without a limit, the peak.
     pub intervals: Vec<PeakInterval>,
-    /// The module that rows are asked of, with all below it.
+    /// The module whose rows are requested, with everything below it.
     pub within: ModuleIndex,
 }
 
 impl Facts {
-    /// Analyzes a step, held to a budget where there is one; `within` is the module to show.
+    /// Analyzes a step, against a budget if there is one; `within` is the module to show.
     pub fn new(
         graph: Arc<Graph>,
         machine: Machine,
@@ -144,12 +144,12 @@ impl Facts {
         &self.flow.tree.branches()[self.parameters.module[node]].path
     }
 
-    /// Whether a node's row is asked for.
+    /// Whether a node's row is requested.
     pub fn is_shown(&self, node: NodeId) -> bool {
         self.flow.tree.contains(self.within, self.parameters.module[node])
     }
 
-    /// The modules that are asked for, in forward pre-order, down to `depth` levels.
+    /// The requested modules, in forward pre-order, down to `depth` levels.
     pub fn modules(&self, depth: usize) -> impl Iterator<Item = ModuleIndex> + '_ {
         let branches = self.flow.tree.branches();
         let top = branches[self.within].depth as usize;
@@ -159,7 +159,7 @@ impl Facts {
         })
     }
 
-    /// What is alive at the peak, largest first, under the modules that it belongs to.
+    /// What is alive at the peak, largest first, with the modules that it belongs to.
     pub fn live(&self) -> Vec<LiveTensor> {
         let unplanned = (&self.order).into();
         let mut live = live_tensors(&self.graph, &self.profile, &unplanned, self.curve().at);

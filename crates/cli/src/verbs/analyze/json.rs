@@ -1,5 +1,5 @@
-//! The facts as JSON. Invariant: a row for every node of the graph that is asked for, whether it
-//! runs or not; what does not apply is null.
+//! The facts as JSON. Invariant: every requested node of the graph has a row, whether it runs or
+//! not; what does not apply is null.
 
 use serde_json::{Value, json};
 use tightfit::analysis::{Operator, PeakInterval};
@@ -146,7 +146,7 @@ fn operator(facts: &Facts, operator: &Operator) -> Value {
     })
 }
 
-/// A saved tensor: who makes it, as which of its outputs, and its bytes.
+/// A saved tensor: its producer, which of the producer's outputs it is, and its bytes.
 fn saved(facts: &Facts, storage: StorageId) -> Value {
     let maker = facts.graph.producer(storage).map(|maker| &facts.graph.nodes()[maker]);
     let output = maker.and_then(|maker| {

@@ -1,5 +1,5 @@
-//! `tightfit analyze`: where the bytes of the unplanned step are. Invariant: every figure is one of
-//! the step as captured, in the graph's order; nothing is planned.
+//! `tightfit analyze`: where the bytes of the unplanned step are. Invariant: every figure is of the
+//! step as captured, in the graph's order; nothing is planned.
 
 mod facts;
 mod json;
@@ -169,7 +169,7 @@ fn over(facts: &Facts, limit: Limit) -> Printed {
         if facts.intervals.len() == 1 { "" } else { "s" }
     )?;
     let name = |rank: u32| facts.order.get(rank as usize).map_or("", |&node| facts.name(node));
-    // Those that are over it by most, in the order in which they run.
+    // The intervals that exceed it most, in the order in which they run.
     let mut shown: Vec<&PeakInterval> = facts.intervals.iter().collect();
     shown.sort_by_key(|interval| std::cmp::Reverse(interval.held));
     shown.truncate(SHOWN);

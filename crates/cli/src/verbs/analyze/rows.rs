@@ -54,7 +54,7 @@ bwd_tmp: temporaries \
 of the backward pass at their most; bwd_out: gradients that leave; all at \
 the border of";
 
-/// Every node that is asked for, placeholders and views too, in program order.
+/// Every requested node, placeholders and views too, in program order.
 pub fn nodes(facts: &Facts) -> Table {
     let nodes = facts.graph.nodes().keys().filter(|&node| facts.is_shown(node));
     Table::new(&NODES, nodes.map(|node| self::node(facts, node)).collect()).usually(&USUAL_OF_NODES)
@@ -91,7 +91,7 @@ pub fn tensors(live: &[LiveTensor]) -> Table {
     Table::new(&TENSORS, rows.collect())
 }
 
-/// Every operator that is asked for, with the backward nodes that differentiate it.
+/// Every requested operator, with the backward nodes that differentiate it.
 pub fn operators(facts: &Facts) -> Table {
     let operators = facts.operators.iter().filter(|operator| facts.is_shown(operator.node));
     Table::new(&OPERATORS, operators.map(|operator| self::operator(facts, operator)).collect())
@@ -112,7 +112,7 @@ fn operator(facts: &Facts, operator: &Operator) -> Vec<Cell> {
     row
 }
 
-/// Every module that is asked for, down to `depth` levels, in forward pre-order.
+/// Every requested module, down to `depth` levels, in forward pre-order.
 pub fn modules(facts: &Facts, depth: usize) -> Table {
     let rows = facts.modules(depth).map(|module| {
         let figures = &facts.flow.modules[module];

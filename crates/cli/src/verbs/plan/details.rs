@@ -1,4 +1,4 @@
-//! What `tightfit plan` shows beside the figures of a plan. Invariant: a variant is refused where
+//! What `tightfit plan` shows in addition to a plan's figures. Invariant: a variant is refused if
 //! the planner has none, and a refused budget is explained before the refusal is.
 
 use clap::{Args, ValueEnum};
@@ -15,13 +15,13 @@ use super::swapped::{print_swapped, swapped_json};
 use crate::output::{Printed, Unprinted};
 use crate::values::NoVariants;
 
-/// What to show beside the figures.
+/// What to show in addition to the figures.
 #[derive(Args)]
 pub struct Details {
     /// Which rule of capuchin chooses [default: ours]
     #[arg(long, value_enum)]
     variant: Option<Variant>,
-    /// Have capuchin swap what free time hides before it recomputes, where there is a --tier
+    /// Have capuchin swap what free time hides before it recomputes, if there is a --tier
     #[arg(long, conflicts_with = "variant")]
     swap: bool,
     /// List what is recomputed, with its saving and its cost
@@ -54,7 +54,7 @@ pub struct Shown<'a> {
 }
 
 impl Details {
-    /// The planner in the variant that was asked for.
+    /// The planner in the requested variant.
     pub fn planner(&self, planner: Planner) -> Result<Planner, NoVariants> {
         match (self.variant, planner) {
             (None, Planner::Capuchin) if self.swap => Ok(Planner::CapuchinSwap),
@@ -68,7 +68,7 @@ impl Details {
         }
     }
 
-    /// Of a plan.
+    /// The details of a plan.
     pub fn of_plan<'a>(
         &'a self,
         graph: &'a Graph,
@@ -83,8 +83,8 @@ impl Details {
         Ok(Shown { details: self, graph, planned, explained })
     }
 
-    /// How far the planner came before it refused a budget, where an explanation was asked for and
-    /// there is one: printed, or for JSON what the failure has beside what all have.
+    /// How far the planner came before it refused a budget, if an explanation was requested and
+    /// there is one: printed, or for JSON as members in addition to those that all failures have.
     pub fn of_refusal(
         &self,
         graph: &Graph,
@@ -110,7 +110,7 @@ impl Details {
     }
 }
 
-/// All that is known of why a plan does what it does, as `--explain --json` has it.
+/// All reasons known for what a plan does, as `--explain --json` prints them.
 pub fn explained(
     graph: &Graph,
     profile: &Profile,
@@ -134,7 +134,7 @@ impl Shown<'_> {
         fitted.timeline().swapped(self.graph, fitted.schedule())
     }
 
-    /// Adds what is known to the result in JSON.
+    /// Adds these details to the result in JSON.
     pub fn add_to(&self, result: &mut Value) {
         result["swapped"] = json!(swapped_json(self.graph, &self.swapped()));
         result["recomputed"] = json!(recomputed_json(self.graph, &self.recomputed()));
@@ -143,7 +143,7 @@ impl Shown<'_> {
         }
     }
 
-    /// Prints what was asked for.
+    /// Prints what was requested.
     pub fn print(&self) -> Printed {
         if let Some(explained) = &self.explained {
             explained.print(self.details.top)?;

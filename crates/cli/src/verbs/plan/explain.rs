@@ -17,7 +17,7 @@ use tightfit_engine::{FittedGraph, FittingError};
 use crate::output;
 use crate::table::{Cell, Table};
 
-/// Names of a list that a table shows.
+/// How many names of a list a table shows.
 const LISTED: usize = 3;
 
 const CANDIDATES: [&str; 7] =
@@ -41,13 +41,13 @@ const PUBLISHED_CHOICES: [&str; 10] = [
     "predicted",
 ];
 
-/// The columns of either kind of choices in a line of usual width.
+/// The columns of both kinds of choices in a line of usual width.
 const USUAL_CHOICES: [&str; 8] =
     ["choice", "size", "MSPS", "saved", "peak", "mode", "remaining", "predicted"];
 
 const ENDS: [&str; 4] = ["chosen", "recomputed", "yields", "intermediates"];
 
-/// An explanation, with what it is about.
+/// An explanation, with the graph that it is about.
 pub struct Explained<'a> {
     graph: &'a Graph,
     rule: Rule,
@@ -81,7 +81,7 @@ pub fn of_plan<'a>(
     Ok(Some(Explained { graph, rule, explanation }))
 }
 
-/// How far the planner came where it refused a budget; `None` where the refusal has another reason,
+/// How far the planner came before it refused a budget; `None` if the refusal has another reason,
 /// and for planners other than Capuchin.
 pub fn of_refusal<'a>(
     graph: &'a Graph,
@@ -150,7 +150,7 @@ impl Explained<'_> {
         result
     }
 
-    /// Infinitely many bytes per second are no number in JSON, but `null`.
+    /// Infinitely many bytes per second cannot be a number in JSON, so they are `null`.
     fn figures_json(&self, node: NodeId, figures: &Figures) -> Value {
         json!({
             "node": self.name(node),
@@ -276,7 +276,7 @@ impl Explained<'_> {
     }
 }
 
-/// What a choice takes off the peak; negative where it adds to it.
+/// By how much a choice lowers the peak; negative if it raises it.
 fn saved(choice: &Choice) -> i64 {
     choice.peak_before.0 as i64 - choice.peak.0 as i64
 }

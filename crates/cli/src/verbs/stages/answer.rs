@@ -1,6 +1,6 @@
 //! Pipelines for `tightfit stages`, the fastest first; the program and Python plan them alike.
-//! Invariant: an order that is not among them was found not to fit, or was not planned: by the
-//! model of layers it takes at least as long as the first one, or time was up.
+//! Invariant: an order that is missing was found not to fit, or was not planned: because by the
+//! model of layers it takes at least as long as the first one, or because time was up.
 
 use std::time::Duration;
 
@@ -27,13 +27,13 @@ use crate::effort::{Search, clock};
 use crate::input;
 use crate::values::{Lack, NoRanks, NoStages, OtherStages, Room};
 
-/// Calls of all micro-batches that are planned one by one: a second or two for each cut.
+/// The most calls of all micro-batches to plan one by one: a second or two for each cut.
 const MOST_CALLS: u64 = 1 << 18;
 
-/// More than any refusal asks for.
+/// More bytes than any refusal says are needed.
 const NOTHING_KNOWN: Room = Room::AtLeast(Bytes::LIMIT);
 
-/// What is asked for.
+/// What is requested.
 pub struct Task {
     /// How many devices there are.
     pub devices: u32,
@@ -41,15 +41,15 @@ pub struct Task {
     pub budget: Budget,
     /// The micro-batches of an update.
     pub accumulation: Accumulation,
-    /// Bytes a second between devices, and how long the first takes; absent: as fast as memory.
+    /// Bytes per second between devices, and the latency of the first; absent: as fast as memory.
     pub link: Option<(f64, Seconds)>,
-    /// Bytes that each element of a parameter takes, in place of what the graph has.
+    /// Bytes that each element of a parameter takes, in place of the graph's figure.
     pub state: Option<f64>,
     /// Only this order.
     pub schedule: Option<PipelineSchedule>,
-    /// The modules with which stages begin behind the first one; none: wherever it is best.
+    /// The modules with which the stages after the first begin; empty: wherever it is best.
     pub cut: Vec<String>,
-    /// Cut only where the call of a module begins.
+    /// Cut only at the beginning of a module's call.
     pub at_modules: bool,
     /// How each device is planned tensor by tensor; absent: whole layers are recomputed.
     pub search: Option<Search>,
@@ -88,7 +88,7 @@ impl Found {
         }
     }
 
-    /// What each device holds at most.
+    /// The most that each device holds.
     pub fn peaks(&self) -> &PrimaryMap<RankId, Bytes> {
         match self {
             Found::Layers(plan) => &plan.peaks,
@@ -103,20 +103,20 @@ pub struct Answer<'g> {
     pub graph: &'g Graph,
     /// What the model was cut into.
     pub cut: Vec<Layer>,
-    /// What that costs.
+    /// What those layers cost.
     pub costs: Vec<LayerCost>,
-    /// The layer behind the last one of each stage, where the cut was asked for.
+    /// The layer after the last one of each stage, if the cut was requested.
     pub ends: Option<Vec<usize>>,
     /// The best of each order.
     pub found: Vec<Found>,
-    /// Orders that were not planned, with what the model of layers says they take where nothing is
-    /// recomputed; no bound, since tensors are planned better.
+    /// Orders that were not planned, with the time they take by the model of layers if nothing is
+    /// recomputed; no bound, since planning tensor by tensor does better.
     pub unplanned: Vec<(String, Seconds)>,
     /// The devices.
     pub devices: Devices,
     /// The whole budget of a device.
     pub budget: Bytes,
-    /// What of it is not the slab's.
+    /// The part of it that is not the slab's.
     pub reserve: Bytes,
 }
 
@@ -130,7 +130,7 @@ impl Answer<'_> {
     }
 }
 
-/// Plans; without one where it was over before.
+/// Plans; the answer has no plan if it was interrupted or time was up before one was found.
 pub fn answer<'g>(
     graph: &'g Graph,
     machine: &Machine,
@@ -157,8 +157,8 @@ pub fn answer<'g>(
     if !task.cut.is_empty() {
         asked = with_so_many_stages(asked, task)?;
     }
-    // Layers as fine as the order with the most stages asks for, where there are so many, whichever
-    // is asked for: so each is cut as it is among all of them.
+    // Layers as fine as the order with the most stages needs, if there are that many, whichever
+    // order is requested: so each order is cut as it would be among all of them.
     let chunks = PipelineSchedule::with_equal_sums().map(PipelineSchedule::chunks).max();
     let chunks = chunks.unwrap_or(1);
     let ranks = task.devices as usize;
@@ -186,7 +186,7 @@ pub fn answer<'g>(
     }
 }
 
-/// The orders with as many stages as the cut that is asked for.
+/// The orders with as many stages as the requested cut.
 fn with_so_many_stages(
     mut asked: Vec<PipelineSchedule>,
     task: &Task,
@@ -202,7 +202,7 @@ fn with_so_many_stages(
     }
 }
 
-/// Whether calls are few enough to be planned one by one; says so where they are not.
+/// Whether calls are few enough to be planned one by one; says so if they are not.
 fn are_few(graph: &Graph, accumulation: Accumulation) -> bool {
     let (calls, micro_batches) = (graph.compute_nodes().len(), accumulation.micro_batches());
     let are_few = calls as u64 * u64::from(micro_batches) <= MOST_CALLS;
@@ -245,8 +245,8 @@ fn by_layers<'g>(
     Ok(Answer { found: plans.into_iter().map(Found::Layers).collect(), ..answer })
 }
 
-/// Plans in which each device is planned tensor by tensor, until a time where there is one, but at
-/// least those of one cut.
+/// Plans in which each device is planned tensor by tensor, until the time limit if there is one,
+/// but at least those of one cut.
 fn by_tensors<'g>(
     answer: Answer<'g>,
     machine: &Machine,
@@ -266,7 +266,7 @@ fn by_tensors<'g>(
     };
     let micro_batches = task.accumulation.micro_batches();
     let left = || until.map(|until| Seconds((until.0 - clock().0).max(0.0)));
-    // Half of the time is for cuts.
+    // Half of the time is for choosing cuts.
     let is_late = || left().is_some_and(|left| left.0 < effort.deadline.0 / 2.0);
     let candidates = candidates(&answer, micro_batches, asked, (&is_late, is_interrupted))?;
     let limits = RankLimits { whole: effort, devices: task.devices, left: &left, is_interrupted };
@@ -280,8 +280,8 @@ fn by_tensors<'g>(
     }
 }
 
-/// Cuts of the orders that are asked for, those first that the model of layers likes best; where it
-/// is late, of the orders up to there.
+/// Cuts of the requested orders, sorted by the time that the model of layers predicts; when time
+/// runs out, only of the orders reached by then.
 fn candidates(
     answer: &Answer<'_>,
     micro_batches: u32,
@@ -291,7 +291,7 @@ fn candidates(
     let Answer { costs, devices, .. } = answer;
     let (mut found, mut first): (Vec<StagePlan>, Option<anyhow::Error>) = (Vec::new(), None);
     for schedule in asked {
-        // The first one that has a cut gets one in any case.
+        // The first order that has a cut gets one in any case.
         let is_over = || is_interrupted() || !found.is_empty() && is_late();
         if is_over() {
             break;
@@ -318,23 +318,23 @@ fn candidates(
     Ok(found)
 }
 
-/// What became of candidates.
+/// What became of the candidates.
 struct Ranked {
     /// The best of each order, the fastest first.
     found: Vec<PlannedStages>,
     /// Orders of which none was planned.
     unplanned: Vec<(String, Seconds)>,
-    /// Of refusals the one that asks for least.
+    /// Of all refusals the one that needs the least.
     refused: Option<TensorPlanningError>,
 }
 
-/// How long candidates are planned.
+/// How long planning candidates may take.
 struct RankLimits<'a> {
-    /// The effort that was asked for.
+    /// The effort that was requested.
     whole: Effort<'a>,
     /// Devices that share it.
     devices: u32,
-    /// What is left for all candidates together, where there is a limit.
+    /// The time left for all candidates together, if there is a limit.
     left: &'a dyn Fn() -> Option<Seconds>,
     is_interrupted: &'a dyn Fn() -> bool,
 }
@@ -344,8 +344,8 @@ impl RankLimits<'_> {
         (self.is_interrupted)() || (self.left)().is_some_and(|left| left.0 <= 0.0)
     }
 
-    /// The effort for each device of one of so many candidates: all devices together search as long
-    /// as one step would, or as long as the candidate's share of what is left.
+    /// The effort for each device of one of this many candidates: all devices together search as
+    /// long as one step would, or as long as the candidate's share of the time left.
     fn of_each(&self, candidates: usize) -> Effort<'_> {
         let devices = f64::from(self.devices);
         match (self.left)() {
@@ -361,8 +361,8 @@ impl RankLimits<'_> {
     }
 }
 
-/// Plans candidates, but those that would take as long as the best by the model of layers with
-/// nothing recomputed; the first one however little time there is.
+/// Plans candidates, except those that would take as long as the best even with nothing recomputed,
+/// by the model of layers; the first one however little time there is.
 fn rank(
     planning: TensorPlanning<'_>,
     costs: &[LayerCost],
@@ -390,7 +390,7 @@ fn rank(
             match (TensorPlanning { effort, ..planning }).plan(&candidate) {
                 Ok(planned) => ranked.found.push(planned),
                 Err(error) => {
-                    // One that is known to fit somewhere, where there is one.
+                    // Prefer one that is known to fit with some budget, if there is one.
                     let asks = |error| room(error, Bytes::ZERO).unwrap_or(NOTHING_KNOWN);
                     if ranked.refused.as_ref().is_none_or(|least| asks(&error) < asks(least)) {
                         ranked.refused = Some(error);
@@ -415,7 +415,7 @@ fn rank(
     ranked
 }
 
-/// What the rank that did not fit needs, where that is known; `reserve` is not the slab's.
+/// What the rank that did not fit needs, if that is known; `reserve` is not the slab's.
 fn room(error: &TensorPlanningError, reserve: Bytes) -> Option<Room> {
     match error {
         TensorPlanningError::TooLittle { needed, .. } => Some(Room::AtLeast(*needed + reserve)),

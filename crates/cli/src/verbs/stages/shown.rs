@@ -91,7 +91,7 @@ impl Answer<'_> {
         all
     }
 
-    /// All of it as a table, and what lies where.
+    /// All of it as a table, and which layers lie where.
     pub fn show(&self, best: &Found, machine: &str, micro_batches: u32) -> output::Printed {
         let plan = best.plan();
         let ranks = plan.rows.rows.len();
@@ -157,7 +157,7 @@ impl Answer<'_> {
                         count => format!(", {count} of {} recomputed", layers.len()),
                     }
                 }
-                // Of all its stages, in the first line.
+                // The figure is for all its stages, so it is shown in the first line.
                 Found::Tensors(planned) => match &planned.ranks[rank] {
                     rank if index == 0 && rank.recomputed > 0 => {
                         let seconds = output::milliseconds(rank.recomputation);
@@ -177,7 +177,7 @@ impl Answer<'_> {
     }
 }
 
-/// A share of something.
+/// A share, without a plus sign.
 fn unsigned(share: f64) -> String {
     output::percent(share).trim_start_matches('+').to_string()
 }

@@ -1,5 +1,5 @@
 //! A planned pipeline for PyTorch. Invariant: every stage but the first begins with the call of a
-//! module, which is how whoever traces the same model finds the cut again.
+//! module, by which a trace of the same model finds the cut again.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use super::answer::{Answer, Found};
 const FORMAT: &str = "tightfit-stages/1";
 
 impl Answer<'_> {
-    /// The fastest plan as `tightfit.distributed` reads it; null where none was found in time.
+    /// The fastest plan as `tightfit.distributed` reads it; null if none was found in time.
     pub fn for_torch(&self) -> Value {
         let Some(best) = self.found.first().map(Found::plan) else { return Value::Null };
         let begins = |entry: &Entry| json!({ "module": entry.module, "call": entry.call });
@@ -47,7 +47,7 @@ impl Answer<'_> {
     }
 
     /// For each stage the modules that lie in it as a whole, the outermost ones; what a module that
-    /// lies in several computes itself is in none.
+    /// spans several stages computes itself is in none.
     fn modules(&self) -> Vec<Vec<String>> {
         let graph = self.graph;
         let Some(best) = self.found.first().map(Found::plan) else { return Vec::new() };
@@ -62,7 +62,7 @@ impl Answer<'_> {
         }
         let mut parts = vec![Vec::new(); best.rows.placement.len()];
         let mut taken: Vec<&str> = Vec::new();
-        // Outer modules have shorter names than what lies in them.
+        // Outer modules have shorter names than the modules in them.
         let mut modules: Vec<_> = graph.modules().iter().filter(|(_, n)| !n.is_empty()).collect();
         modules.sort_by_key(|(_, name)| name.len());
         for (module, name) in modules {

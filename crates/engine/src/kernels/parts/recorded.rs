@@ -33,7 +33,7 @@ impl Range {
     }
 }
 
-/// The most ranges that are recorded of one part; what it touches beyond them is not compared.
+/// The most ranges that are recorded for one part; what it touches after that is not compared.
 /// Strided tensors have one for each element.
 const MOST: usize = 1 << 14;
 
@@ -46,11 +46,11 @@ thread_local! {
 struct Touched {
     /// In the order of its accesses.
     ranges: Vec<Range>,
-    /// What belongs to the thread, one part after another.
+    /// Memory of the thread, which one part uses after another.
     scratch: Option<(usize, Range)>,
 }
 
-/// Notes that the part that runs in this thread reads or writes elements.
+/// Records that the part that runs in this thread reads or writes elements.
 pub fn touch<T>(first: *const T, elements: usize, is_written: bool) {
     if !IS_RECORDED.load(Ordering::Relaxed) {
         return;
@@ -75,7 +75,7 @@ pub fn touch<T>(first: *const T, elements: usize, is_written: bool) {
     });
 }
 
-/// Notes that elements belong to a thread, by its number, whichever part it runs.
+/// Records that elements belong to a thread, by its number, whichever part it runs.
 pub fn scratch<T>(first: *const T, elements: usize, thread: usize) {
     let range = Range::new(first, elements, true);
     TOUCHED.with_borrow_mut(|touched| {
@@ -104,8 +104,8 @@ impl Parts {
     /// Two parts of which one writes what the other touches, and the ranges.
     fn conflict(touched: &mut [(usize, Range)]) -> Option<[(usize, Range); 2]> {
         touched.sort_unstable_by_key(|&(_, range)| range);
-        // Of what began before: the range of any part that ends last, and that of another part; the
-        // same of what was written.
+        // Of the ranges that began before: the one that ends last, and the one that ends last of
+        // another part; the same of the written ones.
         let mut ends: [Vec<(usize, Range)>; 2] = [Vec::new(), Vec::new()];
         for &(part, range) in touched.iter() {
             let against = if range.is_written { &ends[0] } else { &ends[1] };
@@ -138,7 +138,7 @@ impl Drop for Parts {
         if let Some([one, other]) = Parts::conflict(touched) {
             panic!("parts of a kernel touch the same bytes, and one writes: {one:?} and {other:?}");
         }
-        // To a part that this kernel runs inside of, all of it is its own.
+        // For an enclosing part, in which this kernel runs, all of it is one part's access.
         TOUCHED.with_borrow_mut(|outer| {
             if let Some(outer) = outer {
                 outer.ranges.extend(touched.iter().map(|&(_, range)| range));

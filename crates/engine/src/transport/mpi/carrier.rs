@@ -1,9 +1,9 @@
-//! The thread that makes all calls of MPI. Invariant: what was asked for is under way at once and
-//! goes on while nobody waits for it; when a rank has failed, all are told, and nobody hears of it
-//! before no transfer touches this process's memory any more.
+//! The thread that makes all calls of MPI. Invariant: a requested transfer begins at once and goes
+//! on even if no one waits for it; when a rank has failed, all are told, and no caller learns of it
+//! before all transfers have stopped touching this process's memory.
 //!
-//! MPI moves bytes only while it is called, so this thread asks again and again; between two
-//! questions it sleeps, since a library that spins takes a processor from whoever computes.
+//! MPI moves bytes only while it is called, so this thread polls; between two polls it sleeps,
+//! since a library that spins takes a processor from the threads that compute.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,32 +14,32 @@ use crate::transport::mpi::raw::{Group, Library, MOST, MpiError, Request};
 use crate::transport::mpi::slots::{Board, Slot, State, Transfer};
 use crate::transport::{Awaiting, Lent, LinkError};
 
-/// Questions without an answer after which it sleeps in between.
+/// Polls without a result after which it sleeps between polls.
 const QUESTIONS: u32 = 50;
-/// How long it sleeps first; each time a quarter longer, so that a message is found when it has
-/// been waited for a quarter longer than it took, or …
+/// The first sleep; each is a quarter longer than the one before, so that a message is noticed late
+/// by at most a quarter of the time that it took, or …
 const SHORTEST: Duration = Duration::from_micros(50);
-/// … so much longer.
+/// … by this much.
 const LONGEST: Duration = Duration::from_micros(500);
-/// In so much time all ranks have heard of a failure and are quiet, or the job is aborted.
+/// Time from a failure until all ranks must know of it and be quiet, else the job is aborted.
 const QUIET: Duration = Duration::from_secs(3);
-/// In so much time after a failure all ranks have come to their end, or the job is aborted.
+/// Time after they are quiet until all ranks must have come to their end, else the job is aborted.
 const GRACE: Duration = Duration::from_secs(10);
-/// Bytes of what a rank says of its failure: they go at once, whether somebody waits or not.
+/// Bytes of a rank's note of its failure: small enough to be sent even if no one waits for it.
 const NOTE: usize = 2048;
-/// The exit code of a job that is aborted since a rank does not answer.
+/// The exit code of a job that is aborted because a rank does not answer.
 const SILENT: u8 = 12;
 /// The exit code of a process that ended by a panic.
 const PANICKED: u8 = 101;
 
-/// The groups that the ranks speak in.
+/// The groups in which the ranks communicate.
 #[derive(Clone, Copy)]
 pub struct Groups {
     /// All ranks of the job: they end together.
     pub all: Group,
-    /// All of them: what they say of failures.
+    /// All of them: notes of failures.
     pub notes: Group,
-    /// The ranks of the pipeline: messages, and what they say between steps.
+    /// The ranks of the pipeline: messages, and data gathered between steps.
     pub pipeline: Option<Group>,
     /// The same: bytes between steps.
     pub gives: Option<Group>,
@@ -52,11 +52,11 @@ struct Part {
     receives: bool,
 }
 
-/// What all ranks are about.
+/// The state that all ranks are in.
 enum Course {
     /// They compute.
     Running,
-    /// One has failed; since then. The request ends when all of them are quiet.
+    /// One has failed, since that instant. The request ends when all of them are quiet.
     Quieting(Instant, Option<Request>),
     /// They are quiet, since then.
     Quiet(Instant),
@@ -66,17 +66,17 @@ pub struct Carrier {
     pub rank: RankId,
     pub groups: Groups,
     pub board: Arc<Board>,
-    /// What is said where the job is aborted.
+    /// Called with the cause before the job is aborted.
     pub last_words: fn(&str),
     parts: Vec<Part>,
     course: Course,
-    /// Where another rank says that it has failed.
+    /// Memory for another rank's note that it has failed.
     note: (Box<[u8; NOTE]>, Option<Request>),
     /// The end of all ranks.
     end: Option<End>,
 }
 
-/// What ranks say at their end: the exit codes of their processes.
+/// What ranks exchange at their end: the exit codes of their processes.
 struct End {
     request: Request,
     codes: Box<[u8]>,
@@ -106,7 +106,7 @@ impl Carrier {
         })
     }
 
-    /// Carries until all ranks have come to their end.
+    /// Runs until all ranks have come to their end.
     pub fn run(mut self, library: Library) {
         short_sleeps();
         let (mut unanswered, mut nap) = (0, SHORTEST);
@@ -132,14 +132,14 @@ impl Carrier {
             }
         }
         if let Some(mut request) = self.note.1.take() {
-            // Nobody says anything any more, so this ends at once.
+            // No rank sends a note any more, so this ends at once.
             request.cancel().ok();
             request.ended().ok();
         }
         library.end();
     }
 
-    /// Does what there is to do; whether something has happened.
+    /// Does what there is to do; returns whether anything happened.
     fn turn(&mut self) -> Result<bool, MpiError> {
         let mut state = self.board.lock();
         if state.panics {
@@ -164,7 +164,7 @@ impl Carrier {
                 let is_quiet = match everybody {
                     Some(request) => request.ended()?.is_some(),
                     None => {
-                        // Nothing comes any more, so nothing is written here.
+                        // Nothing arrives any more, so nothing is written here.
                         if !self.parts.iter().any(|part| part.receives) {
                             *everybody = Some(self.groups.notes.everybody()?);
                         }
@@ -191,7 +191,7 @@ impl Carrier {
         Ok(moved)
     }
 
-    /// Says with which code this rank's process ends, and begins to hear it of the others.
+    /// Sends the exit code of this rank's process, and begins to receive those of the others.
     fn begin_end(&self, code: u8) -> Result<End, MpiError> {
         let own = Box::new(code);
         let mut codes = vec![0; self.groups.all.size()? as usize].into_boxed_slice();
@@ -236,7 +236,7 @@ impl Carrier {
         Ok(())
     }
 
-    /// Asks for the end of everything that is under way.
+    /// Checks which transfers have ended.
     fn advance(&mut self) -> Result<bool, MpiError> {
         let before = self.parts.len();
         let mut index = 0;
@@ -250,7 +250,7 @@ impl Carrier {
             if let Slot::UnderWay { parts, bytes } = state.slots[slot] {
                 let bytes = bytes + brought;
                 state.slots[slot] = match parts {
-                    // Where its other parts could not be begun, a failure is told in its place.
+                    // If its other parts could not be begun, a failure is reported instead.
                     0 | 1 => Slot::Done(bytes),
                     parts => Slot::UnderWay { parts: parts - 1, bytes },
                 };
@@ -260,7 +260,7 @@ impl Carrier {
         Ok(self.parts.len() < before)
     }
 
-    /// Hears what another rank says of its failure.
+    /// Checks for another rank's note of its failure.
     fn listen(&mut self) -> Result<bool, MpiError> {
         let (text, Some(request)) = (&self.note.0, &mut self.note.1) else { return Ok(false) };
         let Some(bytes) = request.ended()? else { return Ok(false) };
@@ -276,7 +276,7 @@ impl Carrier {
         self.board.lock().failed.get_or_insert(failure);
     }
 
-    /// Tells the others, if they do not know, and has nothing arrive any more.
+    /// Tells the others, if they do not know, and cancels what was to be received.
     fn quieten(&mut self) -> Result<(), MpiError> {
         self.course = Course::Quieting(Instant::now(), None);
         for part in self.parts.iter_mut().filter(|part| part.receives) {
@@ -295,20 +295,20 @@ impl Carrier {
         let mut text = self.rank.as_u32().to_le_bytes().to_vec();
         text.extend_from_slice(cause.as_bytes());
         text.truncate(NOTE);
-        // It goes to everybody and is never changed, so it stays.
+        // It goes to all ranks and is never changed, so it is leaked.
         let text: &'static [u8] = Vec::leak(text);
         for to in (0..self.groups.notes.size()?).filter(|&to| to != self.rank.as_u32()) {
             let bytes = Lent { bytes: text.as_ptr(), length: text.len() };
-            // Small as it is, it has gone when this returns.
+            // A note is so small that it has been sent when this returns.
             self.groups.notes.send(bytes, to, 0)?;
         }
         Ok(())
     }
 
-    /// Nobody touches what is lent here any more: whoever waits is told.
+    /// Nothing touches what is lent here any more: threads that wait are told.
     fn told(&mut self) {
         self.course = Course::Quiet(Instant::now());
-        // What was sent to ranks that do not receive it is nobody's.
+        // What was sent to ranks that do not receive it belongs to no one.
         self.parts.clear();
         let mut state = self.board.lock();
         let State { failed, failure, .. } = &mut *state;
@@ -316,14 +316,14 @@ impl Carrier {
         self.board.done.notify_all();
     }
 
-    /// Somebody does not even hear of the failure.
+    /// Some rank does not even learn of the failure.
     fn give_up(&self, code: u8) -> ! {
         let failed = self.board.lock().failed.clone();
         (self.last_words)(&failed.map(|failed| failed.to_string()).unwrap_or_default());
         self.groups.all.abort(code)
     }
 
-    /// All ranks have come to their end.
+    /// Whether all ranks have come to their end.
     fn has_ended(&mut self) -> bool {
         let Some(End { request, codes, .. }) = &mut self.end else { return false };
         match request.ended() {
@@ -335,7 +335,7 @@ impl Carrier {
     }
 }
 
-/// The parts of so many bytes, each of no more than MPI counts; one where there are none.
+/// Splits this many bytes into parts that MPI can count; one part if there are none.
 fn pieces(length: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..length.div_ceil(MOST).max(1)).map(move |part| {
         let begin = part * MOST;
@@ -351,10 +351,10 @@ fn awaiting(into: Awaiting, (begin, length): (usize, usize)) -> Awaiting {
     Awaiting { bytes: into.bytes.wrapping_add(begin), length }
 }
 
-/// Has this thread sleep as shortly as it asks for, where the system would add 50 µs.
+/// Lets this thread sleep as briefly as requested; the system would add 50 µs.
 fn short_sleeps() {
     #[cfg(target_os = "linux")]
-    // SAFETY: sets a number of this thread.
+    // SAFETY: sets a parameter of this thread.
     unsafe {
         libc::prctl(libc::PR_SET_TIMERSLACK, 1 as libc::c_ulong);
     }

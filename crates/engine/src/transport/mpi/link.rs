@@ -1,5 +1,5 @@
-//! A rank's end of an MPI job. Invariant: whoever waits holds bytes that belong to the transfer,
-//! and gives them up no earlier than that has ended or everything was made quiet.
+//! A rank's end of an MPI job. Invariant: a thread that waits holds bytes that belong to the
+//! transfer, and gives them up no earlier than that has ended or everything was made quiet.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -21,17 +21,17 @@ pub struct MpiLink {
     pub(super) routes: Arc<OnceLock<Vec<Route>>>,
 }
 
-/// Bytes of what a rank says that go with its length.
+/// Bytes of a rank's data that are sent together with its length.
 const SHORT: usize = 56;
-/// Length and first bytes of what a rank says.
+/// Bytes of the length and the first part of a rank's data.
 const SAID: usize = size_of::<u64>() + SHORT;
 
 impl MpiLink {
-    /// Once in a run: from now on a step has these messages, and who waits longer than `deadline`
-    /// gives up; before that is known, ranks wait for ever.
+    /// Called once in a run: from now on a step has these messages, and a rank that waits longer
+    /// than `deadline` gives up; before this call, ranks wait forever.
     ///
     /// # Errors
-    /// [`LinkError::Numbers`] where this MPI cannot number so many messages.
+    /// [`LinkError::Numbers`] if this MPI cannot number this many messages.
     pub fn expects(&self, routes: Vec<Route>, deadline: Duration) -> Result<(), LinkError> {
         let (messages, most) = (routes.len(), self.most_tags);
         if messages > most as usize {
@@ -45,7 +45,7 @@ impl MpiLink {
         Ok(())
     }
 
-    /// The way of a message.
+    /// The route of a message.
     fn route(&self, header: Header) -> Result<&Route, LinkError> {
         let routes = self.routes.get().map_or(&[][..], Vec::as_slice);
         routes
@@ -57,7 +57,7 @@ impl MpiLink {
         self.board.fail(LinkError::Size { awaited, found, expected })
     }
 
-    /// What all ranks have to say, as many bytes each.
+    /// Gathers data of the same length from all ranks.
     fn gather_equal(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, LinkError> {
         let length = own.len();
         let mut all = vec![0; length * self.ranks as usize];
@@ -68,7 +68,7 @@ impl MpiLink {
             .begin(GATHER, Transfer::Gather(lent, into))
             .and_then(|()| self.board.end(GATHER, self.rank, || Awaited::Everybody));
         if let Err(failure) = done {
-            // What all ranks do together cannot be called off.
+            // A collective operation cannot be cancelled, so its memory is leaked.
             Vec::leak(own);
             Vec::leak(all);
             return Err(failure);

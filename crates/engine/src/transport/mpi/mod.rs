@@ -1,6 +1,6 @@
 //! Ranks as processes of an MPI job. Invariant: one thread makes all calls of MPI, so that a
-//! transfer goes on while the others compute; tensors go from slab to slab, without a copy of this
-//! program's; and a process that fails, panics or waits too long stops all others, with its cause.
+//! transfer goes on while the others compute; tensors go from slab to slab, and this program makes
+//! no copy; and a process that fails, panics or waits too long stops all others, with its cause.
 
 mod carrier;
 mod link;
@@ -29,10 +29,10 @@ const CARRIER: &str = "mpi";
 #[derive(Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum JobError {
-    /// MPI says no.
+    /// A call of MPI failed.
     #[error("MPI does not begin: {0}")]
     Mpi(String),
-    /// More ranks are asked for than the job has.
+    /// More ranks are requested than the job has.
     #[error(
         "{wanted} ranks are asked for, and the job has {ranks}: begin it with `mpirun -n \
          {wanted} tightfit train … --transport mpi`"
@@ -40,10 +40,10 @@ pub enum JobError {
     Few {
         /// The ranks of the job.
         ranks: u32,
-        /// The ranks that are asked for.
+        /// The requested ranks.
         wanted: u32,
     },
-    /// Others do not begin.
+    /// Other processes have not begun.
     #[error(
         "after {waited:?} some processes of the job have not begun: each has to be `tightfit train \
          … --transport mpi`; where they are only slow, pass a longer --peer-deadline"
@@ -52,12 +52,12 @@ pub enum JobError {
         /// How long this one waited.
         waited: Duration,
     },
-    /// Other ranks were begun for another number of them.
+    /// Other ranks were started for another number of ranks.
     #[error("of the first {wanted} ranks of the job, {ranks} were begun for {wanted} ranks")]
     Others {
-        /// The ranks that were begun so.
+        /// The ranks that were started for `wanted` ranks.
         ranks: u32,
-        /// The ranks that are asked for.
+        /// The requested ranks.
         wanted: u32,
     },
 }
@@ -73,23 +73,24 @@ pub struct Job {
     carrier: JoinHandle<()>,
 }
 
-/// What the thread that carries has found when it begins.
+/// What the thread that makes MPI's calls has found when it begins.
 struct Found {
     rank: u32,
     ranks: u32,
     first_nearby: u32,
     most_tags: u32,
-    /// The ranks that say that they belong to the pipeline.
+    /// The number of ranks in the pipeline, if this process is one of them.
     of_pipeline: Option<u32>,
 }
 
 impl Job {
-    /// Begins, beside all other processes of the job, the first `wanted` of which are the ranks of
-    /// a pipeline. Where the job has to be aborted, its cause goes to `last_words` first. A panic
-    /// anywhere in this process aborts the job from now on.
+    /// Begins, together with all other processes of the job, the first `wanted` of which are the
+    /// ranks of a pipeline. If the job has to be aborted, its cause goes to `last_words` first. A
+    /// panic anywhere in this process aborts the job from now on.
     ///
     /// # Errors
-    /// [`JobError`] where there are too few, some have not begun after `patience`, or MPI says no.
+    /// [`JobError`] if there are too few, some have not begun after `patience`, or a call of MPI
+    /// failed.
     pub fn begin(wanted: u32, patience: Duration, last_words: fn(&str)) -> Result<Job, JobError> {
         let board = Arc::new(Board::default());
         board.lock().slots = vec![Slot::Free; FIRST];
@@ -119,7 +120,7 @@ impl Job {
         });
         let job = Job { rank, ranks, first_nearby, link, board, carrier };
         let refused = match &job.link {
-            // Every process says so.
+            // Every process finds the same, so none has to be told.
             _ if ranks < wanted => JobError::Few { ranks, wanted },
             Some(link) if link.ranks != wanted => {
                 let error = JobError::Others { ranks: link.ranks, wanted };
@@ -147,13 +148,13 @@ impl Job {
         self.first_nearby
     }
 
-    /// The way to the other ranks of the pipeline; `None` where this process is none of them.
+    /// The link to the other ranks of the pipeline; `None` if this process is none of them.
     pub fn link(&self) -> Option<&MpiLink> {
         self.link.as_ref()
     }
 
-    /// Waits until all processes have come here, of which this one says with what `code` it will
-    /// exit, and hears the same of the others.
+    /// Waits until all processes have called this, and exchanges the `code`s with which they will
+    /// exit.
     pub fn end(self, code: u8) -> Ended {
         let mut state = self.board.lock();
         state.ends = Some(code);
@@ -170,7 +171,7 @@ impl Job {
 pub struct Ended {
     /// Why a rank has failed, if one has.
     pub failure: Option<LinkError>,
-    /// The exit codes of all processes, in the order of the ranks; none where MPI does not say.
+    /// The exit codes of all processes, in the order of the ranks; empty if MPI does not say.
     pub codes: Vec<u8>,
 }
 
@@ -203,7 +204,7 @@ fn begin(
 /// How long a process that panics waits for the end of the job.
 const ABORTED: Duration = Duration::from_secs(10);
 
-/// Unwinding would end MPI, which waits for the others for ever.
+/// Unwinding would end MPI, which waits for the others forever.
 fn abort_where_it_panics(board: &Arc<Board>) {
     let (board, before) = (Arc::clone(board), std::panic::take_hook());
     std::panic::set_hook(Box::new(move |panic| {

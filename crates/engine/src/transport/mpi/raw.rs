@@ -1,5 +1,5 @@
-//! The calls of MPI that are used here. Invariant: errors come back as values, never as the end of
-//! the process; and whoever starts a transfer keeps its bytes where they are until it has ended.
+//! The calls of MPI that are used here. Invariant: errors are returned as values and never end the
+//! process; and the starter of a transfer keeps its bytes in place until it has ended.
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use crate::transport::{Awaiting, Lent};
 
-/// What a call of MPI answers where it fails.
+/// The error of a failed call of MPI.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("{call}: {says}")]
 pub struct MpiError {
@@ -29,7 +29,7 @@ fn ask(call: &'static str, code: c_int) -> Answer<()> {
     }
     let mut text = vec![0u8; ffi::MPI_MAX_ERROR_STRING as usize];
     let mut length = 0;
-    // SAFETY: the text is as long as the library asks for.
+    // SAFETY: the text is as long as the library requires.
     unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast(), &mut length) };
     text.truncate(usize::try_from(length).unwrap_or(0));
     Err(MpiError { call, says: String::from_utf8_lossy(&text).into_owned() })
@@ -58,7 +58,7 @@ impl Library {
                 let says = "this MPI does not go with threads".to_string();
                 return Err(MpiError { call: "MPI_Init_thread", says });
             }
-            // What is made of it does the same.
+            // Communicators made from it inherit the handler.
             let world = ffi::RSMPI_COMM_WORLD;
             ask(
                 "MPI_Comm_set_errhandler",
@@ -74,14 +74,14 @@ impl Library {
         Group(unsafe { ffi::RSMPI_COMM_WORLD })
     }
 
-    /// Ends, beside all other ranks.
+    /// Ends, together with all other ranks.
     pub fn end(self) {
-        // SAFETY: nothing is under way any more that this process waits for.
+        // SAFETY: this process waits for no transfer any more.
         unsafe { ffi::MPI_Finalize() };
     }
 }
 
-/// Ranks that speak with each other, where nobody else's messages arrive.
+/// Ranks that communicate with each other, and receive no messages of other groups.
 #[derive(Clone, Copy)]
 pub struct Group(ffi::MPI_Comm);
 
@@ -102,7 +102,7 @@ impl Group {
         Ok(size.cast_unsigned())
     }
 
-    /// The same ranks, with messages of their own; all of them ask.
+    /// The same ranks, with messages of their own; all of them must call this.
     pub fn again(self) -> Answer<Group> {
         let mut made = Group::nobody();
         // SAFETY: fills a handle on this stack.
@@ -110,7 +110,7 @@ impl Group {
         Ok(made)
     }
 
-    /// The ranks that say so too; `None` where this one does not. All ranks ask.
+    /// The ranks that pass true; `None` if this one does not. All ranks must call this.
     pub fn those(self, is_one: bool) -> Answer<Option<Group>> {
         let mut made = Group::nobody();
         // SAFETY: fills a handle on this stack.
@@ -122,7 +122,7 @@ impl Group {
         Ok(is_one.then_some(made))
     }
 
-    /// The first rank on the same computer; all ranks ask.
+    /// The first rank on the same computer; all ranks must call this.
     pub fn first_nearby(self) -> Answer<u32> {
         let mut nearby = Group::nobody();
         let mut first = self.rank()?.cast_signed();
@@ -149,7 +149,7 @@ impl Group {
             let key = ffi::MPI_TAG_UB.cast_signed();
             ask("MPI_Comm_get_attr", ffi::MPI_Comm_get_attr(self.0, key, place, &mut is_there))?;
             let place = *place.cast::<*const c_int>();
-            // The standard promises so many.
+            // The standard guarantees this many.
             if is_there == 0 || place.is_null() { 32_767 } else { *place }
         };
         Ok(most.cast_unsigned())
@@ -159,7 +159,7 @@ impl Group {
     pub fn send(self, bytes: Lent, to: u32, tag: u32) -> Answer<Request> {
         self.begin("MPI_Isend", |request| {
             let (to, tag) = (to.cast_signed(), tag.cast_signed());
-            // SAFETY: who lends the bytes leaves them as they are until the request has ended.
+            // SAFETY: the lender of the bytes leaves them as they are until the request has ended.
             unsafe {
                 let (first, kind) = (bytes.bytes.cast(), ffi::RSMPI_UINT8_T);
                 ffi::MPI_Isend(first, bytes.length as c_int, kind, to, tag, self.0, request)
@@ -167,11 +167,11 @@ impl Group {
         })
     }
 
-    /// The same, where the request ends no earlier than somebody has begun to receive.
+    /// The same, but the request ends no earlier than a receiver has begun to receive.
     pub fn hand_over(self, bytes: Lent, to: u32, tag: u32) -> Answer<Request> {
         self.begin("MPI_Issend", |request| {
             let (to, tag) = (to.cast_signed(), tag.cast_signed());
-            // SAFETY: who lends the bytes leaves them as they are until the request has ended.
+            // SAFETY: the lender of the bytes leaves them as they are until the request has ended.
             unsafe {
                 let (first, kind) = (bytes.bytes.cast(), ffi::RSMPI_UINT8_T);
                 ffi::MPI_Issend(first, bytes.length as c_int, kind, to, tag, self.0, request)
@@ -182,7 +182,7 @@ impl Group {
     /// Begins to receive bytes, at most [`MOST`], from one rank, or from any.
     pub fn receive(self, into: Awaiting, from: Option<u32>, tag: u32) -> Answer<Request> {
         self.begin("MPI_Irecv", |request| {
-            // SAFETY: nobody else touches the bytes until the request has ended.
+            // SAFETY: no other code touches the bytes until the request has ended.
             unsafe {
                 let from = from.map_or(ffi::RSMPI_ANY_SOURCE, u32::cast_signed);
                 let (first, kind, tag) = (into.bytes.cast(), ffi::RSMPI_UINT8_T, tag.cast_signed());
@@ -191,7 +191,7 @@ impl Group {
         })
     }
 
-    /// Begins to collect bytes of all ranks, as many of each; all of them do.
+    /// Begins to collect the same number of bytes from each rank; all of them must call this.
     pub fn gather(self, own: Lent, all: Awaiting) -> Answer<Request> {
         self.begin("MPI_Iallgather", |request| {
             // SAFETY: both pieces stay as they are until the request has ended.
@@ -203,7 +203,7 @@ impl Group {
         })
     }
 
-    /// A request that ends when all ranks have come here.
+    /// A request that ends when all ranks have called this.
     pub fn everybody(self) -> Answer<Request> {
         // SAFETY: there are no bytes.
         self.begin("MPI_Ibarrier", |request| unsafe { ffi::MPI_Ibarrier(self.0, request) })
@@ -211,7 +211,7 @@ impl Group {
 
     /// Ends the processes of all ranks at once.
     pub fn abort(self, code: u8) -> ! {
-        // SAFETY: any thread may ask for the end of the job.
+        // SAFETY: any thread may abort the job.
         unsafe { ffi::MPI_Abort(self.0, c_int::from(code)) };
         std::process::exit(code.into())
     }
@@ -237,7 +237,7 @@ impl Group {
 pub struct Request(ffi::MPI_Request);
 
 impl Request {
-    /// Whether it has ended; the bytes that it brought, where it received some.
+    /// Whether it has ended; if so, the number of bytes received, if it receives.
     pub fn ended(&mut self) -> Answer<Option<usize>> {
         let (mut has_ended, mut count) = (0, 0);
         let mut status = MaybeUninit::<ffi::MPI_Status>::zeroed();
@@ -252,7 +252,7 @@ impl Request {
         Ok(Some(usize::try_from(count).unwrap_or(0)))
     }
 
-    /// Asks for its end, if nothing has arrived yet.
+    /// Cancels it, if nothing has arrived yet.
     pub fn cancel(&mut self) -> Answer<()> {
         // SAFETY: a request that this process began.
         ask("MPI_Cancel", unsafe { ffi::MPI_Cancel(&mut self.0) })

@@ -1,6 +1,6 @@
-//! What the ranks' threads and the one that carries tell each other. Invariant: bytes of a transfer
-//! that was asked for belong to it until it is done or everything was made quiet; a failure is told
-//! no earlier than that.
+//! State shared by the ranks' threads and the carrier. Invariant: bytes of a requested transfer
+//! belong to it until it is done or everything was made quiet; a failure is reported no earlier
+//! than that.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use tightfit::id::RankId;
 
 use crate::transport::{Awaited, Awaiting, Lent, LinkError};
 
-/// What is to be carried.
+/// A transfer to be carried.
 #[derive(Clone, Copy, Debug)]
 pub enum Transfer {
     /// A message, by its tag, to a rank.
@@ -21,58 +21,58 @@ pub enum Transfer {
     Give(Lent, u32),
     /// Bytes that a rank gives.
     Take(Awaiting, u32),
-    /// Bytes of all ranks, as many of each.
+    /// Bytes of all ranks, the same number from each.
     Gather(Lent, Awaiting),
 }
 
-/// Where a transfer is.
+/// The state of a transfer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Slot {
-    /// Nobody asked for it.
+    /// It was not requested.
     #[default]
     Free,
-    /// So many of its parts are to come, and so many bytes came.
+    /// This many of its parts have not ended, and this many bytes have come.
     UnderWay { parts: u32, bytes: usize },
-    /// It has ended, with so many bytes.
+    /// It has ended, with this many bytes.
     Done(usize),
 }
 
-/// The slots of what goes between steps; those of messages come behind.
+/// The slots of transfers between steps; those of messages follow.
 pub const GIVE: usize = 0;
 pub const TAKE: usize = 1;
 pub const GATHER: usize = 2;
 pub const FIRST: usize = 3;
 
-/// What all threads see.
+/// The state that all threads see.
 #[derive(Debug, Default)]
 pub struct State {
-    /// By what goes between steps, then by the numbers of messages.
+    /// First the transfers between steps, then messages by their numbers.
     pub slots: Vec<Slot>,
-    /// What was asked for and was not begun.
+    /// Requested transfers that have not begun.
     pub asked: VecDeque<(usize, Transfer)>,
-    /// Somebody has begun to wait.
+    /// Whether a thread has begun to wait.
     pub is_urgent: bool,
-    /// How long somebody waits; for ever before that is known.
+    /// The longest that a thread waits; forever if not known yet.
     pub deadline: Option<Duration>,
-    /// What failed here first, and is to be told to the others.
+    /// What failed here first, which the others are to be told.
     pub failed: Option<LinkError>,
-    /// Why nothing goes any more: everything is quiet.
+    /// Why the link no longer works; set once everything is quiet.
     pub failure: Option<LinkError>,
-    /// This rank has nothing more to say; the exit code of its process.
+    /// Set when this rank has ended: the exit code of its process.
     pub ends: Option<u8>,
     /// The exit codes of all ranks, once all of them have come to their end.
     pub codes: Vec<u8>,
-    /// This process ends by a panic.
+    /// Whether this process panics.
     pub panics: bool,
 }
 
-/// The state, and who waits for it to change.
+/// The state, and the conditions that signal its changes.
 #[derive(Debug, Default)]
 pub struct Board {
     state: Mutex<State>,
-    /// Something was asked for.
+    /// A transfer was requested.
     pub asked: Condvar,
-    /// Something was done.
+    /// A transfer ended, or everything is quiet.
     pub done: Condvar,
 }
 
@@ -81,7 +81,7 @@ impl Board {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has a transfer begun, by its slot.
+    /// Requests a transfer, by its slot.
     pub fn begin(&self, slot: usize, transfer: Transfer) -> Result<(), LinkError> {
         let mut state = self.lock();
         if let Some(failure) = &state.failure {
@@ -93,7 +93,7 @@ impl Board {
         Ok(())
     }
 
-    /// Waits for the end of a transfer, and says how many bytes it brought.
+    /// Waits for the end of a transfer, and returns how many bytes it brought.
     pub fn end(
         &self,
         slot: usize,
@@ -115,7 +115,7 @@ impl Board {
                 return Ok(bytes);
             }
             let left = match state.deadline {
-                // A failure is told when everything is quiet.
+                // A failure is reported once everything is quiet.
                 Some(deadline) if state.failed.is_none() => {
                     let left = deadline.checked_sub(begun.elapsed());
                     if left.is_none() {
@@ -138,7 +138,7 @@ impl Board {
         }
     }
 
-    /// Notes a failure unless there was one, and waits until everything is quiet.
+    /// Records a failure unless there was one, and waits until everything is quiet.
     pub fn fail(&self, failure: LinkError) -> LinkError {
         let mut state = self.lock();
         state.failed.get_or_insert(failure);

@@ -1,6 +1,6 @@
 //! Where the bytes of a step come from: what the backward pass needs of the forward pass, what it
 //! holds itself, and what leaves it. For each node, each module and the graph. Invariant: a storage
-//! is charged once, whatever aliases it and however many read it; a module, or an operator with the
+//! is counted once, however many aliases and readers it has; a module, or an operator with the
 //! backward nodes that differentiate it, is judged by the same rules as the whole graph.
 //!
 //! Source: ColossalAI, `fx/profiler/dataflow.py` (`autograd_graph_analysis`).
@@ -29,20 +29,20 @@ pub struct Figures {
     pub fwd_flop: Flops,
     /// Operations of the backward pass.
     pub bwd_flop: Flops,
-    /// Saved, and made outside: stays where this is checkpointed.
+    /// Bytes saved, and made outside: they stay if this is checkpointed.
     pub fwd_mem_in: Bytes,
-    /// Saved, made here, and read by no forward pass outside: what checkpointing frees.
+    /// Bytes saved, made here, and read by no forward pass outside: what checkpointing frees.
     pub fwd_mem_tmp: Bytes,
-    /// Saved, made here, and handed on.
+    /// Bytes saved, made here, and handed on.
     pub fwd_mem_out: Bytes,
-    /// The most that is held of what the backward pass makes and itself uses up, workspace
+    /// Most bytes held at once of what the backward pass makes and uses up itself, workspace
     /// included.
     pub bwd_mem_tmp: Bytes,
-    /// What the backward pass makes and hands on: gradients.
+    /// Bytes that the backward pass makes and hands on: gradients.
     pub bwd_mem_out: Bytes,
 }
 
-/// Sums of everything but `bwd_mem_tmp`, which is a peak.
+/// Adds up everything except `bwd_mem_tmp`, which is a peak.
 impl AddAssign for Figures {
     fn add_assign(&mut self, other: Figures) {
         self.fwd_flop = Flops(self.fwd_flop.0.saturating_add(other.fwd_flop.0));
@@ -55,7 +55,7 @@ impl AddAssign for Figures {
     }
 }
 
-/// What of a module runs, and how long.
+/// The nodes of a module that run, and their seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Work {
     /// Nodes that run.
@@ -64,19 +64,19 @@ pub struct Work {
     pub forward: Seconds,
     /// Seconds of the backward pass.
     pub backward: Seconds,
-    /// Seconds of all nodes, those of the optimizer among them.
+    /// Seconds of all nodes, including those of the optimizer.
     pub all: Seconds,
 }
 
-/// The figures of a module, of its nodes and those below it.
+/// The figures of a module, over its nodes and those of modules below it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct ModuleFigures {
-    /// What runs.
+    /// The nodes that run.
     pub work: Work,
-    /// Its part of the graph's figures: those of its nodes, and of the nodes below it, put
-    /// together.
+    /// Its part of the graph's figures: the sum over its nodes and those of the modules below it.
     pub share: Figures,
-    /// As if it were the graph: what comes in, stays within and leaves is told at its own border.
+    /// Its figures as if it were a graph: what comes in, stays within and leaves is counted at its
+    /// own border.
     pub alone: Figures,
 }
 
@@ -85,7 +85,7 @@ pub struct ModuleFigures {
 pub struct Dataflow {
     /// The modules.
     pub tree: ModuleTree,
-    /// What each node adds to the graph's figures; for a backward node `bwd_mem_tmp` is what is
+    /// What each node adds to the graph's figures; for a backward node `bwd_mem_tmp` is the bytes
     /// held while it runs.
     pub nodes: SecondaryMap<NodeId, Figures>,
     /// Those of each module.
@@ -98,7 +98,7 @@ pub struct Dataflow {
     pub(super) readers: SecondaryMap<StorageId, Readers>,
 }
 
-/// Who reads a storage; reads through views are reads of what they show.
+/// Readers of a storage; reads through views count as reads of what they show.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Readers {
     /// Modules of forward nodes and of the loss.
@@ -109,9 +109,9 @@ pub(super) struct Readers {
     loss: bool,
     pub(super) backward: bool,
     pub(super) optimizer: bool,
-    /// Position of the last one in the program, or of the node that makes it.
+    /// Position of the last one in the program, or else of the node that makes it.
     last: u32,
-    /// How often it is written in place.
+    /// The number of times it is written in place.
     pub(super) version: u32,
 }
 
@@ -178,7 +178,7 @@ fn readers(
 }
 
 impl Dataflow {
-    /// The pass that a node takes part in: a phase, that of the file but for backward nodes that
+    /// The pass that a node takes part in, as a phase: the file's, except for backward nodes that
     /// run in the forward pass.
     pub fn pass(&self, node: NodeId) -> Phase {
         self.phases[node]
@@ -195,9 +195,9 @@ impl Dataflow {
         made.filter(move |&storage| may && self.readers[storage].backward)
     }
 
-    /// Whether a storage that the forward pass of `module` makes stays within it: nobody outside
-    /// needs it but its own backward pass. What the loss holds, no checkpointing of the model
-    /// frees.
+    /// Whether a storage that the forward pass of `module` makes stays within it: outside, only its
+    /// own backward pass needs it. What the loss holds is not freed by any checkpointing of the
+    /// model.
     pub(super) fn stays(&self, graph: &Graph, module: ModuleIndex, storage: StorageId) -> bool {
         let readers = &self.readers[storage];
         !graph.is_kept(storage) && !readers.loss && self.tree.encloses(module, readers.forward)
@@ -304,7 +304,7 @@ impl Dataflow {
         let root = self.tree.root();
         let mut live: SecondaryMap<ModuleIndex, Bytes> =
             SecondaryMap::with_capacity(self.tree.branches().len());
-        // By the position that they are freed behind: the lowest module that they never leave, and
+        // By the position after which they are freed: the lowest module that they never leave, and
         // bytes.
         let mut dying: Vec<Vec<(ModuleIndex, Bytes)>> = vec![Vec::new(); program.len()];
         for (position, &id) in program.iter().enumerate() {

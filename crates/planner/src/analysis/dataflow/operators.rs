@@ -1,8 +1,8 @@
 //! The figures of each operator of the forward pass with the backward nodes that differentiate it.
-//! Invariant: every node is of one operator at most, so shares of operators and figures of the
-//! nodes of none add up to the graph's.
+//! Invariant: every node belongs to one operator at most, so shares of operators and figures of the
+//! nodes that belong to none add up to the graph's.
 //!
-//! `doc/theory/dataflow.md` states the rules; an operator is judged by those of a module.
+//! `doc/theory/dataflow.md` states the rules; an operator is judged by the same rules as a module.
 
 use std::collections::BTreeMap;
 
@@ -19,35 +19,37 @@ use crate::units::{Bytes, Seconds};
 pub struct Operator {
     /// The forward node.
     pub node: NodeId,
-    /// The nodes that the graph says to differentiate it, in program order.
+    /// The nodes that, according to the graph, differentiate it, in program order.
     pub backward: Vec<NodeId>,
     /// Seconds of its nodes in the forward pass.
     pub fwd_seconds: Seconds,
     /// Seconds of its nodes in the backward pass.
     pub bwd_seconds: Seconds,
-    /// Its part of the graph's figures: those of its nodes put together.
+    /// Its part of the graph's figures: the sum over its nodes.
     pub share: Figures,
-    /// As if it were the graph: what comes in, stays within and leaves is told at its own border.
+    /// Its figures as if it were a graph: what comes in, stays within and leaves is counted at its
+    /// own border.
     pub alone: Figures,
-    /// What `fwd_mem_in` is of, alone: saved for its backward nodes, and made outside.
+    /// The storages of `fwd_mem_in` in `alone`: saved for its backward nodes, and made outside.
     pub fwd_in: Vec<StorageId>,
-    /// What `fwd_mem_tmp` is of, alone: saved, made here, and read by no other forward node.
+    /// The storages of `fwd_mem_tmp` in `alone`: saved, made here, and read by no other forward
+    /// node.
     pub fwd_tmp: Vec<StorageId>,
-    /// What `fwd_mem_out` is of, alone: saved, made here, and handed on.
+    /// The storages of `fwd_mem_out` in `alone`: saved, made here, and handed on.
     pub fwd_out: Vec<StorageId>,
 }
 
-/// The operator that a node is of, by its forward node.
+/// The operator that a node belongs to, by its forward node.
 type Membership = SecondaryMap<NodeId, Option<NodeId>>;
 
-/// Whose nodes did something to a storage.
+/// The operator whose nodes use a storage in some way.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 enum Users {
     #[default]
     None,
     /// Nodes of one operator.
     One(NodeId),
-    /// Nodes of several, or of none.
+    /// Nodes of several operators, or of none.
     Others,
 }
 
@@ -65,7 +67,7 @@ impl Users {
     }
 }
 
-/// Who reads a storage, and who makes or reads it last.
+/// The operators that read a storage, and the node that makes or reads it last.
 #[derive(Clone, Copy, Debug, Default)]
 struct Readers {
     forward: Users,
@@ -73,7 +75,7 @@ struct Readers {
     last: Option<NodeId>,
 }
 
-/// What all operators are judged by.
+/// The data by which all operators are judged.
 struct Judge<'a> {
     graph: &'a Graph,
     profile: &'a Profile,
@@ -82,8 +84,8 @@ struct Judge<'a> {
     readers: SecondaryMap<StorageId, Readers>,
 }
 
-/// Every forward and loss node, with what differentiates it, in program order. Where a graph does
-/// not say what its backward nodes differentiate, they are of no operator.
+/// Every forward and loss node, with the nodes that differentiate it, in program order. Backward
+/// nodes for which the graph does not say what they differentiate belong to no operator.
 pub fn operators(graph: &Graph, profile: &Profile, flow: &Dataflow) -> Vec<Operator> {
     let mut member: Membership = SecondaryMap::with_capacity(graph.nodes().len());
     let mut nodes: SecondaryMap<NodeId, Vec<NodeId>> = SecondaryMap::new();
@@ -164,7 +166,8 @@ impl Judge<'_> {
         storages.iter().map(|&storage| self.graph.storages()[storage]).sum()
     }
 
-    /// What its backward nodes read that the forward pass makes, or the batch brings, outside.
+    /// What its backward nodes read that is made outside by the forward pass, or comes with the
+    /// batch.
     fn saved_outside(&self, head: NodeId, nodes: &[NodeId]) -> Vec<StorageId> {
         let runs =
             |&node: &NodeId| self.graph.runs(node) && self.flow.pass(node) == Phase::Backward;
@@ -182,8 +185,8 @@ impl Judge<'_> {
         storages
     }
 
-    /// What its forward pass makes and the backward pass reads: what stays within it, and what is
-    /// handed on.
+    /// What its forward pass makes and the backward pass reads: first what stays within it, then
+    /// what is handed on.
     fn saved_here(&self, head: NodeId, nodes: &[NodeId]) -> (Vec<StorageId>, Vec<StorageId>) {
         let forward = nodes.iter().copied().filter(|&node| self.flow.pass(node).is_forward());
         forward.flat_map(|node| self.flow.saved_by(self.graph, node)).partition(|&storage| {
@@ -193,11 +196,11 @@ impl Judge<'_> {
         })
     }
 
-    /// What its nodes make in the backward pass: the most that is held of temporaries, workspace
-    /// included, and all that is handed on.
+    /// What its nodes make in the backward pass: the most bytes of temporaries held at once,
+    /// workspace included, and all that is handed on.
     fn gradients(&self, head: NodeId, nodes: &[NodeId]) -> (Bytes, Bytes) {
         let (mut live, mut peak, mut out) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
-        // By the node that they are freed behind, which is of the operator too.
+        // By the node after which they are freed, which belongs to the operator too.
         let mut dying: BTreeMap<NodeId, Bytes> = BTreeMap::new();
         for &node in nodes.iter().filter(|&&node| self.graph.runs(node)) {
             if self.flow.pass(node) == Phase::Backward {

@@ -7,13 +7,13 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum ModuleInfoError {
-    /// The text is no JSON, or does not have the structure of module statistics.
+    /// The text is not JSON, or does not have the structure of module statistics.
     #[error(
         "it is no JSON of module statistics: {reason}; `mod_order` and `mod_stats` are expected, \
          bare or under `module_info`"
     )]
     Json {
-        /// What the JSON reader says.
+        /// The JSON reader's message.
         reason: String,
     },
     /// No module has statistics.
@@ -75,7 +75,7 @@ pub enum ModuleInfoError {
         /// The name of the order.
         order: &'static str,
     },
-    /// A module stands in an order, but has no statistics.
+    /// A module is in an order, but has no statistics.
     #[error("module `{module}` stands in {order} but has no statistics; add them to `mod_stats`")]
     NoStatistics {
         /// The fully qualified name of the module.

@@ -1,5 +1,5 @@
-//! Module statistics as the JSON of PyTorch's tools. Invariant: what was read is written so that it
-//! reads the same, bit for bit.
+//! Module statistics as the JSON of PyTorch's tools. Invariant: statistics that were read are
+//! written so that they read the same, bit for bit.
 
 use cranelift_entity::EntityRef;
 use serde_json::{Value, json};
@@ -52,7 +52,7 @@ pub fn document(info: &ModuleInfo) -> Value {
     }})
 }
 
-/// Milliseconds that read as these seconds, where there are such.
+/// Milliseconds that read back as these seconds, if there are any.
 pub fn milliseconds(seconds: Seconds) -> f64 {
     let near = seconds.0 * 1e3;
     let exact =

@@ -1,6 +1,6 @@
-//! Statistics of modules, from a graph and what its nodes cost. Invariant: all figures of one
-//! module's backward pass are of one moment, its peak, so that they add up to what is held there; a
-//! module is the set of its nodes, however often and in however many pieces it runs.
+//! Statistics of modules, from a graph and the costs of its nodes. Invariant: all figures of one
+//! module's backward pass are of one moment, its peak, so that they add up to the bytes held there;
+//! a module is the set of its nodes, however often and in however many pieces it runs.
 //!
 //! Source of the figures: PyTorch, `torch/distributed/_tools/mem_tracker.py` and `ilp_utils.py`.
 //! `doc/theory/modules.md` defines them and lists departures.
@@ -21,10 +21,10 @@ use crate::units::Bytes;
 
 /// Bytes over the unplanned step, by position in the program.
 struct Curves {
-    /// What the forward pass made, while each node runs and behind it.
+    /// What the forward pass made, during and after each node.
     activations: Vec<Bytes>,
     activations_behind: Vec<Bytes>,
-    /// Gradients that leave the backward pass.
+    /// Gradients that outlive the backward pass.
     gradients: Vec<Bytes>,
     /// Everything else that the backward pass makes, and workspace.
     temporaries: Vec<Bytes>,
@@ -37,24 +37,24 @@ struct Runs {
     last_forward: Option<usize>,
     first_backward: Option<usize>,
     last_backward: Option<usize>,
-    /// The backward node that the most bytes are held at.
+    /// The backward node at which the most bytes are held.
     peak: Option<usize>,
 }
 
-/// The modules of a graph: their statistics, and the nodes that these are of.
+/// The modules of a graph: their statistics, and the nodes that these cover.
 #[derive(Clone, Debug)]
 pub struct MeasuredModules {
     /// The statistics.
     pub info: ModuleInfo,
     /// The nodes of each module's forward pass, in program order.
     pub forward: PrimaryMap<ModuleIndex, Vec<NodeId>>,
-    /// The operators that the tradeoff curve of each module is of; none of a leaf.
+    /// The operators from which the tradeoff curve of each module is made; none for a leaf.
     pub groups: PrimaryMap<ModuleIndex, Groups>,
 }
 
 /// Statistics of every module that is called, under a root named as the graph. A module that only
-/// holds others, such as a list of layers, has no passes of its own to speak of; those in it hang
-/// below the nearest module above that is called.
+/// holds others, such as a list of layers, has no passes of its own; its children are attached to
+/// the nearest module above that is called.
 pub fn measure(graph: &Graph, profile: &Profile) -> Result<ModuleInfo, ModuleInfoError> {
     Ok(measure_with_nodes(graph, profile)?.info)
 }
@@ -132,7 +132,7 @@ pub fn measure_with_nodes(
 
 fn curves(graph: &Graph, profile: &Profile, flow: &Dataflow, program: &[NodeId]) -> Curves {
     let unplanned = profile.clone().without_reuse();
-    // Born and freed at each position, of each of the three kinds.
+    // Bytes born and freed at each position, for each of the three kinds.
     let mut changes = vec![[(Bytes::ZERO, Bytes::ZERO); 3]; program.len()];
     for interval in liveness(graph, &unplanned, &program.into()).intervals.values() {
         let (Some(born), storage) = (interval.born, interval.storage) else { continue };
@@ -187,7 +187,7 @@ fn runs(graph: &Graph, flow: &Dataflow, program: &[NodeId]) -> SecondaryMap<Modu
     table
 }
 
-/// Parameters, inputs and outputs.
+/// Fills in parameters, inputs and outputs.
 fn borders(graph: &Graph, flow: &Dataflow, stats: &mut PrimaryMap<ModuleIndex, ModuleStats>) {
     let tree = &flow.tree;
     let read = forward_reads(graph, flow);
@@ -234,7 +234,7 @@ fn orders(
     };
     let called = tree.branches().iter().filter(|(_, branch)| branch.is_called);
     let pre: Vec<ModuleIndex> = called.map(|(module, _)| module).collect();
-    // Where nodes of several modules begin or end at once, one contains the other.
+    // If nodes of several modules begin or end at once, one contains the other.
     let mut post = pre.clone();
     post.sort_by_key(|&module| (runs[module].last_forward, std::cmp::Reverse(depth(module))));
     let back: Vec<ModuleIndex> =

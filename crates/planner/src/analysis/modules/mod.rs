@@ -1,4 +1,4 @@
-//! Statistics of a model's modules: what each holds and how long it takes. Invariant: one tree
+//! Statistics of a model's modules: the bytes that each holds and its seconds. Invariant: one tree
 //! under one root, every module in it once, indexed in forward pre-order; ancestors come before
 //! their descendants, and every figure is a finite number of bytes, of seconds or of a tradeoff
 //! curve.
@@ -33,41 +33,42 @@ use crate::units::{Bytes, Seconds};
 pub struct ModuleIndex(u32);
 entity_impl!(ModuleIndex, "module");
 
-/// What one module holds and how long it takes, with all modules below it.
+/// The bytes and seconds of one module, with all modules below it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModuleStats {
     /// Fully qualified name: path components, joined by dots.
     pub name: String,
-    /// Its parameters.
+    /// Bytes of its parameters.
     pub parameters: Bytes,
-    /// The gradients of its parameters.
+    /// Bytes of the gradients of its parameters.
     pub gradients: Bytes,
-    /// All gradients there are when its backward pass begins; measured on a graph, at the peak of
-    /// its backward pass.
+    /// Bytes of all gradients that exist when its backward pass begins; measured on a graph, at the
+    /// peak of its backward pass.
     pub total_gradients: Bytes,
-    /// Activations that its forward pass leaves, without its input and its output.
+    /// Bytes of activations that its forward pass leaves, without its input and its output.
     pub forward_activations: Bytes,
-    /// All activations there are at the peak of its backward pass.
+    /// Bytes of all activations that exist at the peak of its backward pass.
     pub backward_activations: Bytes,
-    /// Gradients of activations at the peak of its backward pass.
+    /// Bytes of gradients of activations at the peak of its backward pass.
     pub activation_gradients: Bytes,
-    /// All activations there are when its forward pass ends, its own among them.
+    /// Bytes of all activations that exist when its forward pass ends, including its own.
     pub total_activations: Bytes,
-    /// Its input.
+    /// Bytes of its input.
     pub input: Bytes,
-    /// Its output.
+    /// Bytes of its output.
     pub output: Bytes,
-    /// Its forward pass.
+    /// Seconds of its forward pass.
     pub forward: Seconds,
-    /// Its backward pass.
+    /// Seconds of its backward pass.
     pub backward: Seconds,
-    /// No module to look into: it is never checkpointed by itself.
+    /// Contains no modules to choose from: it is never checkpointed by itself.
     pub is_leaf: bool,
-    /// What checkpointing all of it recomputes.
+    /// Seconds that are recomputed if all of it is checkpointed.
     pub checkpointing_seconds: Seconds,
-    /// What its operators make in the forward pass, kept or not: discard ratios are shares of this.
+    /// Bytes that its operators make in the forward pass, kept or not: discard ratios are shares of
+    /// this.
     pub checkpointing_bytes: Bytes,
-    /// What a discard ratio costs.
+    /// The cost of a discard ratio.
     pub tradeoff: TradeoffCurve,
 }
 
@@ -77,10 +78,10 @@ pub struct ModuleStats {
 pub struct TradeoffCurve {
     /// Its linear pieces.
     pub segments: Vec<Segment>,
-    /// The discard ratios where segments begin and end, one more than segments; none where nobody
-    /// recorded them.
+    /// The discard ratios where segments begin and end, one more than segments; none if they were
+    /// not recorded.
     pub breakpoints: Vec<f64>,
-    /// What was measured: discard ratio and share of the seconds.
+    /// Measured points: discard ratio and share of the seconds.
     pub points: Vec<(f64, f64)>,
 }
 
@@ -96,14 +97,14 @@ pub struct Segment {
 /// The orders in which modules run, by fully qualified name.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModuleOrders {
-    /// As forward passes begin.
+    /// By the beginning of their forward passes.
     pub forward_pre: Vec<String>,
-    /// As forward passes end.
+    /// By the end of their forward passes.
     pub forward_post: Vec<String>,
-    /// As backward passes begin; without modules that have none, and empty where nobody recorded
-    /// it.
+    /// By the beginning of their backward passes; without modules that have none, and empty if it
+    /// was not recorded.
     pub backward_pre: Vec<String>,
-    /// As backward passes end; the same holds.
+    /// By the end of their backward passes; likewise.
     pub backward_post: Vec<String>,
 }
 
@@ -114,11 +115,12 @@ pub struct ModuleInfo {
     forward_post: Vec<ModuleIndex>,
     backward_pre: Vec<ModuleIndex>,
     backward_post: Vec<ModuleIndex>,
-    /// Place in the forward post-order.
+    /// Position in the forward post-order.
     position: SecondaryMap<ModuleIndex, u32>,
     /// The nearest module above it.
     parent: SecondaryMap<ModuleIndex, Option<ModuleIndex>>,
-    /// Its times as the JSON has them: two numbers of milliseconds may be one number of seconds.
+    /// Its times as in the JSON: two different numbers of milliseconds may give the same number of
+    /// seconds.
     milliseconds: SecondaryMap<ModuleIndex, Milliseconds>,
 }
 
@@ -234,8 +236,8 @@ impl ModuleInfo {
         })
     }
 
-    /// Reads the JSON of PyTorch's tools: `mod_order` and `mod_stats`, bare or under `module_info`;
-    /// milliseconds there are seconds here. Unknown keys are ignored.
+    /// Reads the JSON of PyTorch's tools: `mod_order` and `mod_stats`, at the top level or under
+    /// `module_info`; milliseconds there are seconds here. Unknown keys are ignored.
     pub fn from_json(text: &[u8]) -> Result<ModuleInfo, ModuleInfoError> {
         read::read(text)
     }
@@ -245,15 +247,15 @@ impl ModuleInfo {
         self.document().to_string()
     }
 
-    /// That JSON as a value, for who adds to it. Each module has its places in the forward
-    /// pre-order and post-order as well, `index` and `pos_fw_post_order`, as PyTorch's
+    /// That JSON as a value, for callers that add to it. Each module also has its positions in the
+    /// forward pre-order and post-order, `index` and `pos_fw_post_order`, as PyTorch's
     /// `parse_module_info` adds them.
     pub fn document(&self) -> serde_json::Value {
         format::document(self)
     }
 
-    /// Who contains whom: the row of each module has a 1 for itself and for all modules below it,
-    /// in the order of their indices. PyTorch's `ad_matrix`.
+    /// Which modules contain which: the row of each module has a 1 for itself and for all modules
+    /// below it, in the order of their indices. PyTorch's `ad_matrix`.
     pub fn ancestor_matrix(&self) -> Vec<Vec<u8>> {
         let mut matrix = vec![vec![0; self.modules.len()]; self.modules.len()];
         for module in self.modules.keys() {
@@ -277,27 +279,27 @@ impl ModuleInfo {
         self.modules.iter().find(|(_, stats)| stats.name == name).map(|(module, _)| module)
     }
 
-    /// Modules as their forward passes end.
+    /// Modules in the order in which their forward passes end.
     pub fn forward_post_order(&self) -> &[ModuleIndex] {
         &self.forward_post
     }
 
-    /// Modules as their backward passes begin; empty where nobody recorded it.
+    /// Modules in the order in which their backward passes begin; empty if it was not recorded.
     pub fn backward_pre_order(&self) -> &[ModuleIndex] {
         &self.backward_pre
     }
 
-    /// Modules as their backward passes end; empty where nobody recorded it.
+    /// Modules in the order in which their backward passes end; empty if it was not recorded.
     pub fn backward_post_order(&self) -> &[ModuleIndex] {
         &self.backward_post
     }
 
-    /// Place of a module in the forward post-order, from 0.
+    /// Position of a module in the forward post-order, from 0.
     pub fn forward_post_position(&self, module: ModuleIndex) -> usize {
         self.position[module] as usize
     }
 
-    /// The nearest module above; none above the root.
+    /// The nearest module above; `None` for the root.
     pub fn parent(&self, module: ModuleIndex) -> Option<ModuleIndex> {
         self.parent[module]
     }
@@ -338,7 +340,7 @@ fn above(name: &str) -> impl Iterator<Item = &str> {
     name.rmatch_indices('.').map(|(at, _)| &name[..at])
 }
 
-/// An order as indices.
+/// Converts an order to indices.
 fn ordered(
     names: &[String],
     index: &BTreeMap<&str, ModuleIndex>,
@@ -374,7 +376,7 @@ fn present(
     }
 }
 
-/// Refuses names, figures and curves that make no sense.
+/// Refuses names, figures and curves that are invalid.
 fn figures(stats: &ModuleStats) -> Result<(), ModuleInfoError> {
     if stats.name.split('.').any(str::is_empty) {
         return Err(ModuleInfoError::Name { module: stats.name.clone() });

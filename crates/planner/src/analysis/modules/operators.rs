@@ -1,5 +1,5 @@
-//! Statistics of the operators under one module, as checkpointing sees them. Invariant: every index
-//! is an operator's.
+//! Statistics of the operators under one module, as used by checkpointing. Invariant: every index
+//! refers to an operator.
 
 use serde_json::Value;
 use thiserror::Error;
@@ -11,20 +11,20 @@ use crate::units::{Bytes, Seconds};
 pub struct OperatorStats {
     /// Its name.
     pub name: String,
-    /// What running it again takes.
+    /// Time to run it again.
     pub seconds: Seconds,
-    /// Its output.
+    /// Size of its output.
     pub bytes: Bytes,
     /// A view of its input: there is nothing to save.
     pub is_view: bool,
     /// It draws random numbers.
     pub is_random: bool,
-    /// The operator whose output it writes over, by its place; itself where that is no output of
-    /// the module's.
+    /// The index of the operator whose output it overwrites; its own if that is not an output in
+    /// the module.
     pub in_place_of: Option<usize>,
 }
 
-/// What is wrong with statistics of operators.
+/// Errors in statistics of operators.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum OperatorStatsError {
@@ -45,7 +45,7 @@ pub enum OperatorStatsError {
         module: String,
         /// The name of the field.
         field: &'static str,
-        /// The place that it names.
+        /// The index that it names.
         found: u64,
         /// The number of operators in the list.
         operators: usize,

@@ -1,6 +1,6 @@
 //! Which module parameters belong to. Invariant: a module owns what the graph places in it or below
 //! it, and what its forward pass reads, each storage once; so a parameter that two modules share
-//! counts for both, and once for what contains both.
+//! counts for both, and once for a module that contains both.
 
 use cranelift_entity::SecondaryMap;
 
@@ -14,10 +14,10 @@ use crate::units::Bytes;
 /// Parameters by module.
 #[derive(Clone, Debug)]
 pub struct Parameters {
-    /// Bytes of the parameters of each module with all below it.
+    /// Bytes of the parameters of each module, including all modules below it.
     pub bytes: SecondaryMap<ModuleIndex, Bytes>,
-    /// The module of each node: as the graph has it, but for a parameter or a buffer that it places
-    /// in the root; that one belongs to the lowest module that contains all its forward readers.
+    /// The module of each node: as in the graph, except that a parameter or a buffer that it places
+    /// in the root belongs to the lowest module that contains all its forward readers.
     pub module: SecondaryMap<NodeId, ModuleIndex>,
 }
 
@@ -26,7 +26,7 @@ pub fn parameters(graph: &Graph, flow: &Dataflow) -> Parameters {
     owned(graph, flow, &forward_reads(graph, flow))
 }
 
-/// What the forward pass reads, with the modules that do; updates of buffers are no part of it.
+/// What the forward pass reads, with the modules that read it; updates of buffers do not count.
 pub(super) fn forward_reads(graph: &Graph, flow: &Dataflow) -> Vec<(StorageId, ModuleIndex)> {
     let is_forward = |&id: &NodeId| flow.phases[id].is_forward() && !is_update(graph, id);
     flow.reads(graph, graph.compute_nodes().into_iter().filter(is_forward))

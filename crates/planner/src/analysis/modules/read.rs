@@ -1,5 +1,5 @@
-//! Module statistics from the JSON of PyTorch's tools. Invariant: what is wrong with a figure is
-//! said with the name of its module; a module at a time is held as JSON, and nothing else is.
+//! Module statistics from the JSON of PyTorch's tools. Invariant: an error in a figure is reported
+//! with the name of its module; only one module at a time is held as JSON.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,8 +21,8 @@ pub fn read(text: &[u8]) -> Result<ModuleInfo, ModuleInfoError> {
         return Err(json(excess.to_string()));
     }
     let file = match parsed(text) {
-        // Python writes numbers that JSON does not have; as null they are found where their module
-        // is known.
+        // Python writes numbers that JSON does not have; as null they are reported where their
+        // module is known.
         Err(Refusal::Json(error)) => {
             parsed(&without_literals(text)).map_err(|refusal| match refusal {
                 Refusal::Json(_) => json(error.to_string()),
@@ -63,12 +63,12 @@ pub fn read(text: &[u8]) -> Result<ModuleInfo, ModuleInfoError> {
     Ok(info)
 }
 
-/// What a file says of modules; what it does not say is absent.
+/// What a file contains about modules; what it leaves out is absent.
 #[derive(Default)]
 struct File {
     order: Option<Value>,
     stats: Option<Vec<(ModuleStats, Milliseconds)>>,
-    /// What stands under `module_info`.
+    /// The contents of `module_info`.
     nested: Option<Box<File>>,
 }
 
@@ -88,7 +88,7 @@ fn parsed(text: &[u8]) -> Result<File, Refusal> {
     }
 }
 
-/// Reads a file, or what stands under `module_info`.
+/// Reads a file, or the contents of `module_info`.
 struct Info<'a> {
     refusal: &'a mut Option<ModuleInfoError>,
     is_whole: bool,
@@ -130,7 +130,7 @@ impl<'de> Visitor<'de> for Info<'_> {
         Ok(file)
     }
 
-    // A list has none of the fields, and that is said of it.
+    // A list has none of the fields, which is then reported.
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<File, A::Error> {
         while list.next_element::<IgnoredAny>()?.is_some() {}
         Ok(File::default())
@@ -181,7 +181,7 @@ struct Figures<'a> {
     fields: &'a Map<String, Value>,
 }
 
-/// A module's statistics, and its times as they were given.
+/// A module's statistics, and its times as given.
 fn module(at: usize, stats: &Value) -> Result<(ModuleStats, Milliseconds), ModuleInfoError> {
     let fields = stats.as_object().ok_or(ModuleInfoError::Unnamed { at })?;
     let module =
@@ -207,7 +207,7 @@ fn module(at: usize, stats: &Value) -> Result<(ModuleStats, Milliseconds), Modul
         is_leaf: true,
         ..ModuleStats::default()
     };
-    // Statistics made for sharding alone say nothing of checkpointing.
+    // Statistics made for sharding alone have no checkpointing figures.
     if !figures.checkpointed()? {
         return Ok((stats, [forward, backward, 0.0]));
     }
@@ -309,7 +309,7 @@ impl Figures<'_> {
         Ok(TradeoffCurve { segments, breakpoints, points: self.points()? })
     }
 
-    /// A list of pairs, or a table from discard ratios to shares, in rising order.
+    /// A list of pairs, or a table from discard ratios to shares, in increasing order.
     fn points(&self) -> Result<Vec<(f64, f64)>, ModuleInfoError> {
         let Some(value) = self.fields.get("tradeoff_curve") else { return Ok(Vec::new()) };
         let points: Option<Vec<(f64, f64)>> = match value {
@@ -333,7 +333,7 @@ fn pair(value: &Value) -> Option<(f64, f64)> {
     }
 }
 
-/// The text with `null` for each `NaN` and `Infinity` that stands outside of strings.
+/// The text with `null` for each `NaN` and `Infinity` outside of strings.
 fn without_literals(text: &[u8]) -> Vec<u8> {
     let mut cleaned = Vec::with_capacity(text.len());
     let (mut rest, mut quoted) = (text, false);

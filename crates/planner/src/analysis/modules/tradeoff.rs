@@ -1,10 +1,10 @@
-//! What checkpointing one module costs: seconds run again over bytes not kept. Invariant: every
+//! The cost of checkpointing one module: seconds run again over bytes not kept. Invariant: every
 //! point of a curve is a set of operators that can be discarded; the segments are exact where one
-//! begins or ends, and no set of operators lies below them, save within the last thousandth, where
-//! steep segments give way to one above them.
+//! begins or ends, and no set of operators lies below them, except within the last thousandth,
+//! where steep segments are replaced by one above them.
 //!
-//! Source of the operators: PyTorch, `torch/distributed/_tools/sac_estimator.py`. The fit with
-//! random starts that stands there is replaced by the lower convex hull: `doc/theory/tradeoff.md`.
+//! Source of the operators: PyTorch, `torch/distributed/_tools/sac_estimator.py`. Its fit with
+//! random starts is replaced by the lower convex hull: `doc/theory/tradeoff.md`.
 
 use crate::analysis::modules::{ModuleIndex, Segment, TradeoffCurve};
 use crate::analysis::{Dataflow, DisjointSets};
@@ -13,9 +13,9 @@ use crate::id::{NodeId, StorageId};
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
 
-/// Steeper segments give way to one of this slope: the last bytes of a curve, a thousandth of it at
-/// most, that take long to make, are nothing that a plan could aim for, and slopes without bound
-/// ruin every solver.
+/// Slope of the segment that replaces steeper ones: the last bytes of a curve, a thousandth of it
+/// at most, that take long to make are nothing that a plan could aim for, and unbounded slopes ruin
+/// every solver.
 const STEEPEST: f64 = 1e3;
 
 /// Operators that are discarded together or not at all.
@@ -23,49 +23,48 @@ const STEEPEST: f64 = 1e3;
 pub struct Group {
     /// The operators, in program order.
     pub nodes: Vec<NodeId>,
-    /// What discarding them frees.
+    /// Bytes that discarding them frees.
     pub bytes: Bytes,
-    /// What running them again takes.
+    /// Seconds of running them again.
     pub seconds: Seconds,
 }
 
 /// The operators of a module's forward pass, as far as checkpointing is concerned.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Groups {
-    /// What may be discarded, in program order.
+    /// The groups that may be discarded, in program order.
     pub groups: Vec<Group>,
-    /// What runs again whatever is discarded, for the outputs that leave the module.
+    /// Seconds that run again whatever is discarded, for the outputs that leave the module.
     pub always: Seconds,
 }
 
-/// What checkpointing a module can free and costs.
+/// What checkpointing a module can free, and what it costs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tradeoff {
-    /// All that its operators make and that stays within it.
+    /// Bytes of everything that its operators make and that stays within it.
     pub bytes: Bytes,
-    /// All that may run again.
+    /// Seconds of everything that may run again.
     pub seconds: Seconds,
-    /// Share of the seconds over share of the bytes.
+    /// Share of the seconds as a function of the share of the bytes.
     pub curve: TradeoffCurve,
 }
 
 impl TradeoffCurve {
-    /// What is done where a ratio of at least `ratio` is to be discarded: the next point that
-    /// operators reach. Its cost is an upper bound of the cheapest way; the segments at `ratio` are
-    /// a lower one.
+    /// The point used to discard a ratio of at least `ratio`: the next point that operators reach.
+    /// Its cost is an upper bound of the cheapest way; the segments at `ratio` are a lower one.
     pub fn realised(&self, ratio: f64) -> Option<(f64, f64)> {
         self.points.iter().copied().find(|&(discarded, _)| discarded >= ratio)
     }
 }
 
-/// The operators of a module, given its forward nodes that run, in program order. None where they
+/// The operators of a module, given its forward nodes that run, in program order. `None` if they
 /// cannot run again: something that they read from outside is overwritten later.
 ///
-/// Views are made again for nothing and are no operators here. Who reads or writes a storage before
-/// it is overwritten is discarded with whoever made it; nodes that draw random numbers are
-/// discarded together. An output that leaves the module is not discarded. Where a node of the
-/// module reads it and the backward pass does not, which would keep it, the node that makes it, and
-/// those that write into it, run again whatever is discarded.
+/// Views are made again at no cost and are not operators here. Nodes that read or write a storage
+/// before it is overwritten are discarded with the node that made it; nodes that draw random
+/// numbers are discarded together. An output that leaves the module is not discarded. If a node of
+/// the module reads it and the backward pass, which would keep it, does not, the node that makes
+/// it, and those that write into it, run again whatever is discarded.
 pub fn groups(
     graph: &Graph,
     profile: &Profile,
@@ -81,7 +80,7 @@ pub fn groups(
         }
         for value in graph.nodes()[id].inputs.iter().map(|&value| &graph.values()[value]) {
             let maker = graph.producer(value.storage)?;
-            // Parameters and buffers are written behind the backward pass, or by updates, which do
+            // Parameters and buffers are written after the backward pass, or by updates, which do
             // not run again.
             if value.version == flow.readers[value.storage].version
                 || graph.nodes()[maker].phase.is_persistent()
@@ -121,14 +120,14 @@ struct Sum {
 }
 
 impl Sum {
-    /// As a quotient: products of two groups, compared crosswise, round so that they do not even
-    /// order three of them.
+    /// As a quotient: comparing two groups by crosswise products rounds so that it does not even
+    /// order three of them consistently.
     fn seconds_per_byte(&self) -> f64 {
         self.seconds.0 / self.bytes.0 as f64
     }
 }
 
-/// The curve over all sets of operators: the most bytes per second first, ties in program order.
+/// The curve over all sets of operators: most bytes per second first, ties in program order.
 pub fn tradeoff(all: &Groups) -> Tradeoff {
     let mut groups: Vec<Sum> =
         all.groups.iter().map(|group| Sum { bytes: group.bytes, seconds: group.seconds }).collect();
@@ -172,13 +171,13 @@ pub fn tradeoff(all: &Groups) -> Tradeoff {
     Tradeoff { bytes: all.bytes, seconds: all.seconds, curve }
 }
 
-/// Replaces what is steeper than [`STEEPEST`] by one segment of that slope, which ends where the
-/// curve does.
+/// Replaces all segments steeper than [`STEEPEST`] by one segment of that slope, which ends where
+/// the curve does.
 fn blunt(curve: &mut TradeoffCurve) {
     let Some(steep) = curve.segments.iter().position(|segment| segment.slope > STEEPEST) else {
         return;
     };
-    // Only seconds make a slope, and all of them are spent at the end.
+    // A slope comes only from seconds, and all of them are spent at the end.
     let last = Segment { slope: STEEPEST, intercept: 1.0 - STEEPEST };
     curve.segments.truncate(steep);
     while let Some(kept) = curve.segments.last() {

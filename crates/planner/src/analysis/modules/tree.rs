@@ -1,12 +1,12 @@
 //! The tree of a graph's modules. Invariant: indices are a forward pre-order, so a module and all
-//! below it are one range of them; names are compared component by component, so `layers.1`
+//! modules below it are one range of them; names are compared component by component, so `layers.1`
 //! contains nothing of `layers.10`.
 //!
-//! Modules that no node names, such as the list that layers stand in, are there too: every prefix
-//! of a path is one. Children stand in the order in which they first run in the forward pass; those
-//! that never do come last, as the graph names them. A graph that does not say which modules are
-//! called names all that run nodes of their own; of the others, those whose children are numbered
-//! are taken for lists.
+//! Modules that no node names, such as the list that layers are in, are included: every prefix of a
+//! path is a module. Children are ordered by their first run in the forward pass; those that never
+//! run come last, in the order in which the graph names them. If a graph does not say which modules
+//! are called, all those that run nodes of their own count as called; of the others, those whose
+//! children are numbered count as lists.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,8 +16,8 @@ use crate::analysis::modules::ModuleIndex;
 use crate::graph::Graph;
 use crate::id::{ModuleId, StorageId};
 
-/// Components beyond this many belong to the module above: no model nests so deeply, and passes may
-/// walk up from each node.
+/// Most components of a path; further ones belong to the module above. No model nests so deeply,
+/// and passes may walk up from each node.
 const DEEPEST: usize = 64;
 
 /// A module with its place in the tree.
@@ -27,9 +27,9 @@ pub struct Branch {
     pub path: String,
     /// The module above.
     pub parent: Option<ModuleIndex>,
-    /// How many modules are above.
+    /// The number of modules above it.
     pub depth: u32,
-    /// How many modules are below, at any depth.
+    /// The number of modules below it, at any depth.
     pub below: u32,
     /// Whether it is ever called. A list of layers is not: it only holds them.
     pub is_called: bool,
@@ -42,7 +42,7 @@ pub struct ModuleTree {
     of: SecondaryMap<ModuleId, Option<ModuleIndex>>,
 }
 
-/// The first and the last module, in pre-order, that did something.
+/// The first and the last module, in pre-order, that are involved in something.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Span {
     first: ModuleIndex,
@@ -130,7 +130,8 @@ impl ModuleTree {
             };
             let is_called = match graph.uncalled() {
                 Some(_) => !uncalled.contains(path.as_str()),
-                // What is in the table is called, and so is what holds more than a list does.
+                // Modules in the table are called, and so are modules that hold more than a list
+                // does.
                 None => {
                     let is_number = |&child: &usize| drafts[child].component.parse::<u32>().is_ok();
                     is_named[draft] || !children[draft].iter().all(is_number)
@@ -162,7 +163,7 @@ impl ModuleTree {
         ModuleIndex::new(0)
     }
 
-    /// The place of one of the graph's modules.
+    /// The index of one of the graph's modules.
     pub fn of(&self, module: ModuleId) -> ModuleIndex {
         self.of[module].unwrap_or(self.root())
     }
@@ -172,22 +173,22 @@ impl ModuleTree {
         upper <= lower && lower.index() <= upper.index() + self.branches[upper].below as usize
     }
 
-    /// Whether all that happened, if anything, happened within `module`.
+    /// Whether everything in `span`, if anything, lies within `module`.
     pub fn encloses(&self, module: ModuleIndex, span: Option<Span>) -> bool {
         span.is_none_or(|span| {
             self.contains(module, span.first) && self.contains(module, span.last)
         })
     }
 
-    /// The lowest module that all of it happened within.
+    /// The lowest module that contains all of `span`.
     pub fn lowest(&self, span: Span) -> ModuleIndex {
         let encloses = |&module: &ModuleIndex| self.encloses(module, Some(span));
         self.lineage(span.first).find(encloses).unwrap_or(self.root())
     }
 
-    /// Tells, once each, of which storages modules are the reader: for every read, the reading
-    /// module and those above it, up to the first one that `holds` the storage. `reads` are sorted
-    /// by storage.
+    /// Calls `tell`, once each, with the modules that read a storage from outside and that storage:
+    /// for every read, the reading module and those above it, up to the first one that `holds` the
+    /// storage. `reads` are sorted by storage.
     pub fn across_borders(
         &self,
         reads: &[(StorageId, ModuleIndex)],
@@ -199,7 +200,7 @@ impl ModuleTree {
         for &(storage, reader) in reads {
             for module in self.lineage(reader).take_while(|&module| !holds(module, storage)) {
                 if told[module].replace(storage) == Some(storage) {
-                    break; // And so are all above it.
+                    break; // And so were all above it.
                 }
                 tell(module, storage);
             }

@@ -1,11 +1,11 @@
-//! A list scheduler: each rank does what there is to do, as long as it holds no more activations
-//! than it may. Invariant: no rank ever waits while it could do something that does not take it
-//! over its cap; and no cap makes the ranks wait for each other for ever.
+//! A list scheduler: each rank performs whatever is ready, as long as it holds no more activations
+//! than its cap. Invariant: no rank ever waits while it could perform an action that does not
+//! exceed its cap; and no cap makes the ranks wait for each other forever.
 //!
 //! First parts of backward passes come first, then forward passes, those of later stages before
 //! those of earlier ones, then second parts of backward passes, the oldest first. A forward pass
-//! leaves room for one micro-batch of each later stage of its rank, so that the oldest micro-batch
-//! can always go on.
+//! leaves memory for one micro-batch of each later stage of its rank, so that the oldest
+//! micro-batch can always go on.
 
 use std::collections::VecDeque;
 
@@ -17,10 +17,10 @@ use crate::pipeline::simulate::{StageCost, begins};
 use crate::pipeline::validate::Made;
 use crate::units::{Bytes, Seconds};
 
-/// Micro-batches are told apart by less than this.
+/// Seconds below which a difference between two times does not count.
 const TICK: f64 = 1e-12;
 
-/// Stages that cost the same, with room for one micro-batch for each rank.
+/// Rows for stages that cost the same, with memory for one micro-batch for each rank.
 pub(super) fn of_equal_stages(
     placement: PrimaryMap<StageId, RankId>,
     ranks: u32,
@@ -39,7 +39,7 @@ pub(super) fn of_equal_stages(
     greedy(placement, micro_batches, &costs, Bytes(u64::from(ranks) * chunks))
 }
 
-/// A rank while rows are made.
+/// The state of a rank while rows are made.
 #[derive(Clone, Default)]
 struct Worker {
     /// Its stages, the last one first.
@@ -51,8 +51,8 @@ struct Worker {
     put_off: VecDeque<(StageId, MicroBatchId)>,
 }
 
-/// Rows for stages of these costs, in which no rank holds more activations than `cap`; one that is
-/// too small for one micro-batch of each stage of a rank counts as that.
+/// Rows for stages of these costs, in which no rank holds more activations than `cap`; a cap too
+/// small for one micro-batch of each stage of a rank is raised to that.
 pub fn greedy(
     placement: PrimaryMap<StageId, RankId>,
     micro_batches: u32,
@@ -139,7 +139,7 @@ pub fn greedy(
     rows
 }
 
-/// A rank may begin another micro-batch in one of its stages.
+/// Whether a rank may begin another micro-batch in one of its stages.
 fn has_room(
     worker: &Worker,
     stage: StageId,

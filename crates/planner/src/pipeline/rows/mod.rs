@@ -1,6 +1,6 @@
 //! The orders in which ranks perform their actions, by name. Invariant: whatever the number of
-//! ranks and micro-batches, rows that leave this room are [valid](crate::pipeline::validate), but
-//! for those of [`PipelineSchedule::AsyncPipe`], whose gradients are summed in another order.
+//! ranks and micro-batches, rows made by this module are [valid](crate::pipeline::validate), except
+//! those of [`PipelineSchedule::AsyncPipe`], whose gradients are summed in another order.
 
 mod greedy;
 mod one_chunk;
@@ -27,24 +27,24 @@ pub enum PipelineSchedule {
     Interleaved,
     /// One forward pass, one backward pass, whose second part fills gaps.
     ZbH1,
-    /// Two stages on each rank, the second half of them in the opposite order, so that nobody
+    /// Two stages on each rank, the second half of them in the opposite order, so that no rank
     /// waits.
     ZbV,
     /// The same placement, with half of the activations.
     VHalf,
     /// The same placement, with as few activations as it allows.
     VMin,
-    /// The same placement; each rank does what there is, as long as it holds no more than the
-    /// activations of one micro-batch for each rank.
+    /// The same placement; each rank performs whatever is ready, as long as it holds no more than
+    /// the activations of one micro-batch for each rank.
     GreedyV,
-    /// One stage on each rank, in the same way.
+    /// One stage on each rank, scheduled in the same way.
     Greedy,
     /// The order of the asynchronous pipeline of fairscale: all forward passes, then the backward
     /// passes, the newest first.
     AsyncPipe,
 }
 
-/// Why there are no such rows.
+/// Why an order has no rows.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Unsuited {
@@ -80,7 +80,7 @@ pub enum Unsuited {
     },
 }
 
-/// Actions of all rows together.
+/// Most actions of all rows together.
 const MOST_ACTIONS: u64 = 1 << 22;
 
 impl PipelineSchedule {
@@ -98,8 +98,8 @@ impl PipelineSchedule {
         (PipelineSchedule::AsyncPipe, "asyncpipe"),
     ];
 
-    /// Every order whose sums over micro-batches are the same, bit for bit: all but that of the
-    /// original, whose backward passes descend.
+    /// Every order whose sums over micro-batches are the same, bit for bit: all except the
+    /// asynchronous pipeline's, whose backward passes come in descending order.
     pub fn with_equal_sums() -> impl Iterator<Item = PipelineSchedule> {
         let all = Self::ALL.into_iter().map(|(schedule, _)| schedule);
         all.filter(|&schedule| schedule != PipelineSchedule::AsyncPipe)
@@ -131,10 +131,10 @@ impl PipelineSchedule {
         }
     }
 
-    /// The rows of so many ranks and micro-batches.
+    /// The rows for these numbers of ranks and micro-batches.
     ///
     /// # Errors
-    /// [`Unsuited`] where the order has none for them.
+    /// [`Unsuited`] if the order has none for them.
     pub fn rows(self, ranks: u32, micro_batches: u32) -> Result<Rows, Unsuited> {
         within_limits(ranks, micro_batches, self.chunks())?;
         Ok(match self {
@@ -158,7 +158,7 @@ impl PipelineSchedule {
     }
 }
 
-/// There is something to do, and not too much.
+/// Checks that there is something to do, and not too much.
 fn within_limits(ranks: u32, micro_batches: u32, chunks: u32) -> Result<(), Unsuited> {
     if ranks == 0 || micro_batches == 0 || chunks == 0 {
         return Err(Unsuited::Nothing { ranks, micro_batches });
@@ -170,12 +170,12 @@ fn within_limits(ranks: u32, micro_batches: u32, chunks: u32) -> Result<(), Unsu
     Ok(())
 }
 
-/// Stages in turn: rank 0, 1, …, and again from the first one on, `chunks` times.
+/// Stages in turn: rank 0, 1, …, and again from the first rank on, `chunks` times.
 pub fn in_turn(ranks: u32, chunks: u32) -> PrimaryMap<StageId, RankId> {
     (0..chunks).flat_map(|_| (0..ranks).map(RankId::from_u32)).collect()
 }
 
-/// The row of one rank in the making.
+/// The row of one rank under construction.
 #[derive(Default)]
 struct Row {
     actions: Vec<Action>,
@@ -203,7 +203,7 @@ impl Row {
     }
 }
 
-/// Rows of `row` for each rank.
+/// One row for each rank, made by `row`.
 fn rows_of(
     placement: PrimaryMap<StageId, RankId>,
     ranks: u32,

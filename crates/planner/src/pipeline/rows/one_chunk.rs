@@ -8,7 +8,7 @@
 use crate::pipeline::action::Rows;
 use crate::pipeline::rows::{Row, in_turn, rows_of};
 
-/// All forward passes, then all backward passes, the newest first where `descends`.
+/// All forward passes, then all backward passes, the newest first if `descends`.
 pub(super) fn gpipe(ranks: u32, micro_batches: u32, descends: bool) -> Rows {
     rows_of(in_turn(ranks, 1), ranks, micro_batches, |rank| {
         let mut row = Row::default();
@@ -20,7 +20,7 @@ pub(super) fn gpipe(ranks: u32, micro_batches: u32, descends: bool) -> Rows {
     })
 }
 
-/// As many forward passes as there are ranks behind, then a forward and a backward pass in turn.
+/// As many forward passes as there are later ranks, then a forward and a backward pass in turn.
 pub(super) fn one_f_one_b(ranks: u32, micro_batches: u32) -> Rows {
     rows_of(in_turn(ranks, 1), ranks, micro_batches, |rank| {
         let mut row = Row::default();
@@ -36,8 +36,8 @@ pub(super) fn one_f_one_b(ranks: u32, micro_batches: u32) -> Rows {
     })
 }
 
-/// As 1F1B, with the second part of each backward pass as many micro-batches later as there are
-/// ranks before: so all ranks hold as much, and the gap at the end is filled.
+/// As 1F1B, with the second part of each backward pass delayed by as many micro-batches as there
+/// are earlier ranks: so all ranks hold the same, and the gap at the end is filled.
 pub(super) fn zb_h1(ranks: u32, micro_batches: u32) -> Rows {
     rows_of(in_turn(ranks, 1), ranks, micro_batches, |rank| {
         let mut row = Row::default();

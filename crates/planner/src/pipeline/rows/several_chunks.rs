@@ -11,7 +11,7 @@ use crate::pipeline::rows::{PipelineSchedule, Row, Unsuited, in_turn, rows_of, w
 /// one stage, then all of them through the next.
 ///
 /// # Errors
-/// [`Unsuited`] where there is nothing to do, or rounds would not be alike.
+/// [`Unsuited`] if there is nothing to do, or rounds would not be equally long.
 pub fn interleaved(ranks: u32, micro_batches: u32, chunks: u32) -> Result<Rows, Unsuited> {
     within_limits(ranks, micro_batches, chunks)?;
     let rounds = (micro_batches / ranks).max(1);

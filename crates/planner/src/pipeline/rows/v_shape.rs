@@ -3,12 +3,12 @@
 //!
 //! Sources: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, section 6 (ZB-V); Qi et al.,
 //! "Pipeline Parallelism with Controllable Memory", NeurIPS 2024 (V-Min, V-Half). Invariant: with
-//! equal stages ZB-V holds as much as 1F1B does at most, V-Half half of it and V-Min a third, but
-//! for a constant.
+//! equal stages ZB-V holds at most as much as 1F1B, V-Half half of it and V-Min a third, up to a
+//! constant.
 //!
 //! V-Min and V-Half repeat one pattern, a micro-batch every six time steps. Its four passes on a
 //! rank begin at offsets that leave each other's time steps free; second parts of backward passes
-//! fill the free ones, first in first out.
+//! fill the free ones, first in, first out.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -18,7 +18,7 @@ use crate::id::{RankId, StageId};
 use crate::pipeline::action::Rows;
 use crate::pipeline::rows::{Row, rows_of};
 
-/// Down and up again.
+/// Down the ranks and up again.
 pub(super) fn placement(ranks: u32) -> PrimaryMap<StageId, RankId> {
     (0..ranks).chain((0..ranks).rev()).map(RankId::from_u32).collect()
 }
@@ -34,7 +34,7 @@ struct Turns {
 }
 
 impl Turns {
-    /// The next micro-batch of a pass; those beyond the last one take no time.
+    /// The next micro-batch of a pass; micro-batches beyond the last one take no time.
     fn next(of: &mut u32, micro_batches: u32) -> Option<u32> {
         *of += 1;
         Some(*of - 1).filter(|&number| number < micro_batches)
@@ -65,8 +65,8 @@ impl Turns {
 }
 
 /// ZB-V: forward passes until the last stage is reached, then a forward and a backward pass of each
-/// stage in turn; second parts are put off only at the end. With fewer micro-batches than a
-/// pipeline holds, those that are missing are left out.
+/// stage in turn; second parts are deferred only at the end. With fewer micro-batches than fill the
+/// pipeline, the missing ones are left out.
 pub(super) fn zb_v(ranks: u32, micro_batches: u32) -> Rows {
     let all = micro_batches.max(2 * ranks - 1);
     rows_of(placement(ranks), ranks, micro_batches, |rank| {
@@ -96,7 +96,7 @@ pub(super) fn zb_v(ranks: u32, micro_batches: u32) -> Rows {
             turns.forward(1);
             turns.backward(1);
         }
-        // Both parts were in step so far; from here on the first ones run ahead.
+        // So far both parts came together; from here on the first ones run ahead.
         for _ in 0..rank {
             turns.input(0);
             turns.input(1);
@@ -126,7 +126,7 @@ pub(super) fn v_min(ranks: u32, micro_batches: u32) -> Rows {
     })
 }
 
-/// V-Half: the way up takes two time steps a stage, and so does the way down again.
+/// V-Half: each stage takes two time steps on the way up, and again on the way down.
 pub(super) fn v_half(ranks: u32, micro_batches: u32) -> Rows {
     let put_off = if ranks.is_multiple_of(2) { 3 } else { 0 };
     repeated(ranks, micro_batches, |rank| Pattern {
@@ -135,7 +135,7 @@ pub(super) fn v_half(ranks: u32, micro_batches: u32) -> Rows {
     })
 }
 
-/// When the passes of the first micro-batch begin on a rank, for each of its stages.
+/// When the passes of the first micro-batch begin on a rank, by its stages.
 struct Pattern {
     forward: [u32; 2],
     input: [u32; 2],

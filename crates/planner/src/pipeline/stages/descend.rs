@@ -1,4 +1,4 @@
-//! Better cuts beside a cut. Invariant: whatever is answered is no slower than what it began from.
+//! Improves cuts step by step. Invariant: the result is never slower than the start.
 
 use crate::pipeline::action::Rows;
 use crate::pipeline::layers::best_cuts;
@@ -9,8 +9,8 @@ use crate::pipeline::stages::{Devices, LayerCost, StagePlan};
 /// Cuts of the front that are tried.
 const FRONT: usize = 8;
 
-/// Cuts to begin from: those of the front where each rank has one stage, and those whose stages
-/// take the same time, or hold the same.
+/// Cuts to start from: those of the front if each rank has one stage, and those whose stages take
+/// the same time, or hold the same.
 pub fn starts(layers: &[LayerCost], devices: &Devices, rows: &Rows) -> Vec<Vec<usize>> {
     let stages = rows.placement.len();
     if layers.len() < stages {

@@ -1,5 +1,5 @@
-//! A cut of a given order, made to fit and simulated. Invariant: what a rank is said to hold is the
-//! most that it holds at any action of its row.
+//! Makes a cut of a given order fit, and simulates it. Invariant: the bytes reported for a rank are
+//! the most that it holds at any action of its row.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -13,8 +13,8 @@ use crate::pipeline::stages::recompute::{Recomputed, recompute};
 use crate::pipeline::stages::{Devices, LayerCost, StagePlan};
 use crate::units::{Bytes, Seconds};
 
-/// The plan whose stages end behind these layers, with what takes least time to recompute; `None`
-/// where it does not fit, whatever is recomputed. Rows are [valid](crate::pipeline::validate).
+/// The plan whose stages end after these layers, with the recomputation that takes least time;
+/// `None` if it does not fit, whatever is recomputed. Rows are [valid](crate::pipeline::validate).
 pub fn evaluate(
     layers: &[LayerCost],
     devices: &Devices,
@@ -33,13 +33,13 @@ pub fn evaluate(
     price(layers, devices, order, ends, &recomputed)
 }
 
-/// When each rank of a plan does what.
+/// The times at which each rank of a plan performs its actions.
 pub fn in_time(layers: &[LayerCost], devices: &Devices, plan: &StagePlan) -> Simulated {
     let cut = Cut { layers, ends: &plan.ends };
     perform(&plan.rows, &cut.costs(devices, &plan.rows, &plan.recomputed))
 }
 
-/// The plan that recomputes these layers; `None` where it does not fit. Rows are
+/// The plan that recomputes these layers; `None` if it does not fit. Rows are
 /// [valid](crate::pipeline::validate).
 pub fn price(
     layers: &[LayerCost],
@@ -78,7 +78,7 @@ struct Cut<'a> {
 }
 
 impl Cut<'_> {
-    /// What its stages cost.
+    /// The costs of its stages.
     fn costs(
         &self,
         devices: &Devices,
@@ -95,7 +95,7 @@ impl Cut<'_> {
             let input: Seconds = sum(|layer| layer.input_gradient);
             let weights: Seconds = sum(|layer| layer.weight_gradient);
             let sent = self.layers.get(range().end).map_or(Bytes::ZERO, |layer| layer.entering);
-            // No stage waits for what the first one does.
+            // No stage waits for the first one's input gradients.
             let (input_gradient, weight_gradient) = match range().start {
                 0 => (Seconds(0.0), again + input + weights),
                 _ => (again + input, weights),
@@ -117,19 +117,19 @@ impl Cut<'_> {
         number.checked_sub(1).map_or(0, |before| self.ends[before])..self.ends[number]
     }
 
-    /// What a stage receives for a micro-batch.
+    /// Bytes that a stage receives for a micro-batch.
     fn entering(&self, stage: StageId) -> u64 {
         let first = self.range(stage).start;
         if first > 0 { self.layers[first].entering.0 } else { 0 }
     }
 
-    /// What a stage holds for a micro-batch.
+    /// Bytes that a stage holds for a micro-batch.
     fn kept(&self, stage: StageId, recomputed: &dyn Fn(usize) -> bool) -> u64 {
         let own = self.range(stage).map(|layer| self.layers[layer].kept(recomputed(layer)).0);
         self.entering(stage) + own.sum::<u64>()
     }
 
-    /// What a rank holds at most.
+    /// The most bytes that a rank holds.
     fn peak(&self, row: &[Action], stages: &[StageId], recomputed: &[bool]) -> Bytes {
         let each: Vec<u64> =
             stages.iter().map(|&stage| self.kept(stage, &|layer| recomputed[layer])).collect();
@@ -141,11 +141,11 @@ impl Cut<'_> {
         held + Bytes(most) + working.unwrap_or(Bytes::ZERO)
     }
 
-    /// What a rank with several stages recomputes.
+    /// The layers that a rank with several stages recomputes.
     ///
-    /// What its stages hold changes from action to action. The action at which most is held where
-    /// nothing is recomputed decides, unless with that the rank does not fit at another one; then
-    /// each stage counts as often as it ever does.
+    /// What its stages hold changes from action to action. The choice is made for the action at
+    /// which most is held if nothing is recomputed, unless the rank then does not fit at another
+    /// one; in that case each stage counts with its largest number of micro-batches.
     fn fit(&self, budget: Bytes, row: &[Action], stages: &[StageId]) -> Option<Recomputed> {
         let moments = in_flight(row, stages);
         let own: Vec<usize> = stages.iter().flat_map(|&stage| self.range(stage)).collect();
@@ -170,8 +170,8 @@ impl Cut<'_> {
     }
 }
 
-/// Of how many micro-batches a rank holds the activations of each of its stages: the moments that
-/// no other one exceeds.
+/// The number of micro-batches whose activations a rank holds for each of its stages: the moments
+/// that no other one exceeds.
 fn in_flight(row: &[Action], stages: &[StageId]) -> Vec<Vec<u64>> {
     let mut now = vec![0u64; stages.len()];
     let mut seen: BTreeSet<Vec<u64>> = BTreeSet::new();
@@ -189,7 +189,7 @@ fn in_flight(row: &[Action], stages: &[StageId]) -> Vec<Vec<u64>> {
     most.cloned().collect()
 }
 
-/// The most micro-batches of which a stage that is alone on its rank holds activations.
+/// The most micro-batches whose activations are held by a stage that is alone on its rank.
 pub(super) fn most_in_flight(rows: &Rows, stage: StageId) -> u64 {
     let row = &rows.rows[rows.placement[stage]];
     in_flight(row, &[stage]).first().map_or(0, |counts| counts[0])

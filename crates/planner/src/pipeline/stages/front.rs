@@ -1,13 +1,13 @@
 //! The cuts with the least path bound. Invariant: for one stage on each rank, of all cuts and all
-//! sets of recomputed layers that fit, those are answered that no other one beats both in the way
+//! sets of recomputed layers that fit, those are returned that no other one beats both in the path
 //! of one micro-batch and in the bound.
 //!
 //! ```text
 //! T = max over stages s of  Σ over stages k before s of (f_k + b_k)  +  m (f_s + b_s)
 //! ```
 //!
-//! where b has what is recomputed in it: the first micro-batch has to come to stage s and go back,
-//! and in between that stage has all m to do.
+//! where b includes recomputation: the first micro-batch has to get to stage s and back, and in
+//! between that stage has to process all m.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use crate::units::{Bytes, Seconds};
 /// A cut that no other one beats.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Front {
-    /// The layer behind the last one of each stage.
+    /// One past the last layer of each stage.
     pub ends: Vec<usize>,
     /// Which layers are recomputed.
     pub recomputed: Vec<bool>,
@@ -38,8 +38,8 @@ struct Label {
     before: usize,
 }
 
-/// The cuts of layers into one stage for each entry of `in_flight`, which says of how many
-/// micro-batches that stage holds activations at once; least bound first.
+/// The cuts of layers into one stage for each entry of `in_flight`, the number of micro-batches
+/// whose activations that stage holds at once; least bound first.
 pub fn front(
     layers: &[LayerCost],
     in_flight: &[u64],
@@ -54,7 +54,7 @@ pub fn front(
             .or_insert_with(|| recompute_stage(&layers[begin..end], begin > 0, in_flight, budget))
             .clone()
     };
-    // By the number of layers: the labels of so many stages over them.
+    // By the number of layers: the labels with each number of stages over them.
     let mut labels: Vec<Vec<Vec<Label>>> = vec![vec![Vec::new(); count + 1]; stages + 1];
     labels[0][0].push(Label { path: 0.0, bound: 0.0, begin: 0, before: 0 });
     for (number, &in_flight) in in_flight.iter().enumerate() {
@@ -96,7 +96,7 @@ pub fn front(
     fronts
 }
 
-/// What one stage recomputes, in all of its rank's budget.
+/// The layers that one stage recomputes, given all of its rank's budget.
 fn recompute_stage(
     layers: &[LayerCost],
     receives: bool,
@@ -110,7 +110,7 @@ fn recompute_stage(
     recompute(&all, held, budget)
 }
 
-/// Keeps what no other label beats in both, least bound first.
+/// Keeps the labels that no other beats in both, least bound first.
 fn unbeaten(labels: &mut Vec<Label>) {
     labels.sort_by(|a, b| a.bound.total_cmp(&b.bound).then(a.path.total_cmp(&b.path)));
     let mut shortest = f64::INFINITY;

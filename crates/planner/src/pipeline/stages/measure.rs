@@ -14,10 +14,10 @@ use crate::profile::Profile;
 use crate::units::Bytes;
 
 /// The costs of layers; each element of a parameter holds `state` bytes, its gradient and the
-/// optimizer's state included, or what the graph has where that is not said.
+/// optimizer's state included, or what the graph has if that is not given.
 ///
 /// # Errors
-/// [`PipelineError`] where the graph cannot be divided.
+/// [`PipelineError`] if the graph cannot be divided.
 pub fn layer_costs(
     graph: &Graph,
     profile: &Profile,
@@ -54,7 +54,7 @@ fn place(division: &Division<'_>, id: NodeId) -> Option<(usize, Pass)> {
     }
 }
 
-/// What forward passes leave, and what calls need while they run.
+/// Bytes that forward passes leave, and bytes that calls need while they run.
 fn activations(division: &Division<'_>, costs: &mut [LayerCost]) {
     let graph = division.graph;
     let mut made: SecondaryMap<StorageId, Option<usize>> = SecondaryMap::new();
@@ -64,7 +64,7 @@ fn activations(division: &Division<'_>, costs: &mut [LayerCost]) {
             graph.fresh(id).iter().for_each(|&storage| made[storage] = Some(layer));
         }
     }
-    // Whether backward passes read a storage, and up to which layer other ones do.
+    // Whether backward passes read a storage, and the last layer in which other passes do.
     let mut is_saved: SecondaryMap<StorageId, bool> = SecondaryMap::new();
     let mut last: SecondaryMap<StorageId, usize> = SecondaryMap::new();
     for id in graph.nodes().keys() {
@@ -99,7 +99,7 @@ fn activations(division: &Division<'_>, costs: &mut [LayerCost]) {
     }
 }
 
-/// What stays on the rank of a layer.
+/// Bytes that stay on the rank of a layer.
 fn held(division: &Division<'_>, state: Option<f64>, costs: &mut [LayerCost]) {
     let graph = division.graph;
     let mut elements: SecondaryMap<StorageId, u64> = SecondaryMap::new();
@@ -125,7 +125,7 @@ fn held(division: &Division<'_>, state: Option<f64>, costs: &mut [LayerCost]) {
     if state.is_some() {
         return;
     }
-    // Sums of gradients, where they are made; optimizer state with the parameter that it is of.
+    // Sums of gradients count where they are made; optimizer state counts with its parameter.
     for &value in &division.summed {
         let producer = graph.values()[division.root(value)].producer;
         if let Some((layer, _)) = place(division, producer) {

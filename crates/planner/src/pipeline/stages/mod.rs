@@ -1,13 +1,14 @@
-//! Where a pipeline is cut, in which order its ranks perform what, and which layers each of them
-//! recomputes, all chosen together under a budget for each rank. Invariant: what is answered holds
-//! no more than the budget on any rank, by the model of [`LayerCost`], and its time is that of the
-//! simulation.
+//! Where a pipeline is cut, in which order its ranks perform their actions, and which layers each
+//! of them recomputes, all chosen together under a budget for each rank. Invariant: a plan that is
+//! returned holds no more than the budget on any rank, by the model of [`LayerCost`], and its time
+//! is that of the simulation.
 //!
 //! For orders with one stage on each rank the cuts with the least *path bound* come first: the time
-//! of a pipeline is at least that of the way of the first micro-batch to a stage and back, and of
-//! all micro-batches on that stage. Dynamic programming finds all of them that no other one beats
-//! in both parts ([`front`]). For all orders, cuts of layers of equal time and of equal memory come
-//! next, and every one is improved by moving borders as long as the simulation gets shorter.
+//! of a pipeline is at least that of the path of the first micro-batch to a stage and back, plus
+//! that of all micro-batches on that stage. Dynamic programming finds all cuts that no other one
+//! beats in both parts ([`front`]). For all orders, cuts of layers of equal time and of equal
+//! memory come next, and every one is improved by moving borders as long as the simulated time gets
+//! shorter.
 //!
 //! The model of layers ranks cuts and orders; [`staged`](crate::staged) plans every rank of the
 //! best of them tensor by tensor.
@@ -30,7 +31,7 @@ pub use front::{Front, front};
 pub use measure::layer_costs;
 pub use recompute::{Recomputed, recompute};
 
-/// What a layer costs, and what it holds, for one micro-batch.
+/// The costs of a layer, and the bytes that it holds, for one micro-batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LayerCost {
     /// Time of the forward pass.
@@ -39,16 +40,16 @@ pub struct LayerCost {
     pub input_gradient: Seconds,
     /// Time of the rest of the backward pass.
     pub weight_gradient: Seconds,
-    /// Parameters, their gradients and the optimizer's state, once for all micro-batches.
+    /// Bytes of parameters, their gradients and the optimizer's state, once for all micro-batches.
     pub held: Bytes,
-    /// What the forward pass leaves for backward passes.
+    /// Bytes that the forward pass leaves for backward passes.
     pub activations: Bytes,
-    /// What of that later layers read, so that it stays where the layer is recomputed.
+    /// The part of these that later layers read, so that it stays if the layer is recomputed.
     pub boundary: Bytes,
-    /// What the layer reads of those before it: held on its rank, too, where a stage begins with
-    /// it, and sent there.
+    /// Bytes that the layer reads of those before it: also held on its rank, and sent there, if a
+    /// stage begins with it.
     pub entering: Bytes,
-    /// What a single call of it needs beside that.
+    /// Bytes that a single call of it needs in addition.
     pub transient: Bytes,
 }
 
@@ -58,38 +59,38 @@ impl LayerCost {
         self.forward + self.input_gradient + self.weight_gradient
     }
 
-    /// The least that its rank holds, with one micro-batch in flight.
+    /// The fewest bytes that its rank holds, with one micro-batch in flight.
     pub fn least(&self) -> Bytes {
         let of = |again: bool| self.held + self.entering + self.kept(again) + self.working(again);
         of(false).min(of(true))
     }
 
-    /// What it holds for each micro-batch, kept or recomputed.
+    /// Bytes that it holds for each micro-batch, kept or recomputed.
     fn kept(&self, is_recomputed: bool) -> Bytes {
         if is_recomputed { self.boundary.min(self.activations) } else { self.activations }
     }
 
-    /// What it needs once, while it runs.
+    /// Bytes that it needs once, while it runs.
     fn working(&self, is_recomputed: bool) -> Bytes {
         self.transient + if is_recomputed { self.activations } else { Bytes::ZERO }
     }
 }
 
-/// What ranks are.
+/// The properties of the ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Devices {
-    /// How many there are.
+    /// The number of ranks.
     pub ranks: u32,
-    /// Bytes of each.
+    /// Budget of each, in bytes.
     pub budget: Bytes,
-    /// Bytes that go from one to another in a second.
+    /// Bytes per second from one to another.
     pub bandwidth: f64,
-    /// How long the first of them takes.
+    /// Time until the first byte arrives.
     pub latency: Seconds,
 }
 
 impl Devices {
-    /// How long so many bytes take.
+    /// Time to transfer this many bytes.
     pub fn transfer(&self, bytes: Bytes) -> Seconds {
         if bytes == Bytes::ZERO {
             return Seconds(0.0);
@@ -103,9 +104,9 @@ impl Devices {
 pub struct StagePlan {
     /// The name of the order.
     pub schedule: String,
-    /// Who does what.
+    /// The actions of each rank.
     pub rows: Rows,
-    /// The layer behind the last one of each stage.
+    /// One past the last layer of each stage.
     pub ends: Vec<usize>,
     /// Which layers are recomputed in each backward pass.
     pub recomputed: Vec<bool>,
@@ -113,15 +114,15 @@ pub struct StagePlan {
     pub makespan: Seconds,
     /// The share of the ranks' time in which they do nothing.
     pub bubble: f64,
-    /// What each rank holds at most.
+    /// The most bytes that each rank holds.
     pub peaks: PrimaryMap<RankId, Bytes>,
 }
 
-/// The best plan of each order that has one within the budget, the fastest first; where `is_over`
-/// says so, of the orders up to there.
+/// The best plan of each order that has one within the budget, the fastest first; only of the
+/// orders before `is_over` becomes true.
 ///
 /// # Errors
-/// [`Unsuited`] where no order is for so many ranks and micro-batches.
+/// [`Unsuited`] if no order supports this number of ranks and micro-batches.
 pub fn plan_stages(
     layers: &[LayerCost],
     devices: &Devices,
@@ -133,10 +134,11 @@ pub fn plan_stages(
     of_each(devices.ranks, micro_batches, schedules, &plan, is_over)
 }
 
-/// The same for stages that end behind these layers: the plans of the orders with so many stages.
+/// The same for stages that end after these layers: the plans of the orders with this number of
+/// stages.
 ///
 /// # Errors
-/// [`Unsuited`] where no order is for so many ranks and micro-batches.
+/// [`Unsuited`] if no order supports this number of ranks and micro-batches.
 pub fn plan_cut(
     (layers, ends): (&[LayerCost], &[usize]),
     devices: &Devices,
@@ -161,7 +163,7 @@ fn of_each(
 ) -> Result<Vec<StagePlan>, Unsuited> {
     let mut plans = Vec::new();
     let (mut first, mut is_suited) = (None, false);
-    // Of very many micro-batches rows alone take seconds.
+    // With very many micro-batches, rows alone take seconds.
     for schedule in schedules.iter().take_while(|_| !is_over()) {
         match schedule.rows(ranks, micro_batches) {
             Ok(rows) => {
@@ -178,8 +180,8 @@ fn of_each(
     Ok(plans)
 }
 
-/// The best plan found of one order, whose rows are [valid](crate::pipeline::validate); `None`
-/// where none fits.
+/// The best plan found of one order, whose rows are [valid](crate::pipeline::validate); `None` if
+/// none fits.
 pub fn plan_rows(
     layers: &[LayerCost],
     devices: &Devices,
@@ -195,9 +197,9 @@ pub fn plan_rows(
     found.min_by(|a, b| a.makespan.0.total_cmp(&b.makespan.0))
 }
 
-/// The cuts of one order that are worth to be planned tensor by tensor: the one that is best where
-/// whole layers are recomputed, and the one that were best if nothing had to be, since tensors may
-/// fit where layers do not. None where there are fewer layers than stages, or it is over.
+/// The cuts of one order that are worth planning tensor by tensor: the best one if whole layers are
+/// recomputed, and the best one if nothing had to be, since tensors may fit where layers do not.
+/// Empty if there are fewer layers than stages, or if time is over.
 pub fn cuts(
     layers: &[LayerCost],
     devices: &Devices,
@@ -207,7 +209,7 @@ pub fn cuts(
     distinct(devices, &|devices| plan_rows(layers, devices, order, is_over))
 }
 
-/// The one cut that is asked for: within the budget if whole layers fit, and else as if they did.
+/// The requested cut: within the budget if whole layers fit, and otherwise as if they did.
 pub fn given_cut(
     (layers, ends): (&[LayerCost], &[usize]),
     devices: &Devices,
@@ -216,7 +218,7 @@ pub fn given_cut(
     distinct(devices, &|devices| evaluate(layers, devices, order, ends))
 }
 
-/// Plans within the budget of each rank and without one, of which the second differs in its cut.
+/// Plans within the budget of each rank and without one; the second only if its cut differs.
 fn distinct(devices: &Devices, plan: &dyn Fn(&Devices) -> Option<StagePlan>) -> Vec<StagePlan> {
     let boundless = Devices { budget: Bytes::LIMIT, ..*devices };
     let mut plans: Vec<StagePlan> = Vec::new();

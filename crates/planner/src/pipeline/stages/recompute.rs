@@ -1,21 +1,21 @@
-//! What a rank recomputes. Invariant: of all sets of its layers whose recomputation makes the rank
-//! fit, the one that takes least time, where a 2,048th of the budget is told apart.
+//! The layers that a rank recomputes. Invariant: of all sets of its layers whose recomputation
+//! makes the rank fit, the one that takes least time, at a resolution of 1/2048 of the budget.
 //!
-//! Held are, once, `held` bytes; for each micro-batch in flight what every layer keeps, or its
-//! boundary where it is recomputed; and once the most that a layer needs while it runs, to which
-//! all that it recomputes belongs. That most is tried in turn; what is left for the micro-batches
-//! is then a knapsack, solved by dynamic programming over (bytes, time).
+//! The rank holds `held` bytes once; for each micro-batch in flight what every layer keeps, or only
+//! its boundary if it is recomputed; and once the most that a layer needs while it runs, which
+//! includes everything that it recomputes. That maximum is tried in turn; the bytes left for the
+//! micro-batches then give a knapsack, solved by dynamic programming over (bytes, time).
 
 use crate::pipeline::stages::LayerCost;
 use crate::units::{Bytes, Seconds};
 
-/// Sums of bytes that are told apart.
+/// Number of different sums of bytes.
 const STEPS: u64 = 2048;
 
-/// What is recomputed.
+/// A choice of layers to recompute.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recomputed {
-    /// Which layers.
+    /// For each layer, whether it is recomputed.
     pub layers: Vec<bool>,
     /// The time that it takes, for one micro-batch.
     pub seconds: Seconds,
@@ -31,8 +31,8 @@ struct Sum {
     choice: Option<usize>,
 }
 
-/// The layers that a rank recomputes, given with how many micro-batches are in flight of each;
-/// `None` where nothing makes them fit.
+/// The layers that a rank recomputes, given the number of micro-batches in flight for each; `None`
+/// if nothing makes them fit.
 pub fn recompute(layers: &[(LayerCost, u64)], held: Bytes, budget: Bytes) -> Option<Recomputed> {
     let both = |&(layer, _): &(LayerCost, u64)| [layer.working(false), layer.working(true)];
     let mut most: Vec<Bytes> = layers.iter().flat_map(both).collect();
@@ -57,7 +57,7 @@ pub fn recompute(layers: &[(LayerCost, u64)], held: Bytes, budget: Bytes) -> Opt
     best
 }
 
-/// The same where a layer may need so much while it runs, and all of them may keep `room`.
+/// The same if a layer may need this much while it runs, and all of them may keep `room`.
 fn knapsack(layers: &[(LayerCost, u64)], working: Bytes, room: u64) -> Option<Recomputed> {
     let step = room.div_ceil(STEPS).max(1);
     let room = room / step;

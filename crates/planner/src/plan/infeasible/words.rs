@@ -1,5 +1,5 @@
-//! A refusal in words. Invariant: every figure of a sentence is a field of the data; nothing is
-//! computed here but the sum of what is too small to be listed.
+//! A refusal in words. Invariant: every figure of a sentence is a field of the data; only the sum
+//! of what is too small to be listed is computed here.
 
 use std::fmt;
 
@@ -25,7 +25,7 @@ fn in_a_line(name: &str) -> String {
 
 impl fmt::Display for Infeasible {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Others may reach less.
+        // Other planners may reach less.
         let of = match self.plan.planner {
             Planner::Auto => String::new(),
             planner => format!(" for {}", planner.name()),
@@ -72,7 +72,7 @@ impl fmt::Display for Infeasible {
         for tensor in self.live.iter().take(LISTED) {
             let size = tensor.bytes.to_string();
             match tensor.phase {
-                // Of the process, and so of no module.
+                // The process's, and so no module's.
                 "reserve" => writeln!(f, "  {size:>10}  {} (reserve)", tensor.name)?,
                 phase => writeln!(
                     f,

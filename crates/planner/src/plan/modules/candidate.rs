@@ -1,6 +1,6 @@
 //! Modules that may be checkpointed, and how much the chosen ones discard. Invariant: the seconds
-//! of a module are convex in the bytes that it discards, so the cheapest bytes first is the optimum
-//! for given modules.
+//! of a module are convex in the bytes that it discards, so taking the cheapest bytes first is
+//! optimal for given modules.
 
 use crate::analysis::modules::{ModuleIndex, ModuleInfo, ModuleStats};
 use crate::units::{Bytes, Seconds};
@@ -11,11 +11,11 @@ pub struct CheckpointCandidate {
     pub module: ModuleIndex,
     /// Its place in the forward post-order.
     pub position: usize,
-    /// The most that it may discard: what its forward pass leaves.
+    /// The most that it may discard: the activations that its forward pass leaves.
     pub most: Bytes,
-    /// Seconds as soon as it is checkpointed, though it discards nothing that it would keep.
+    /// Seconds that checkpointing it costs even if it discards nothing that it would keep.
     pub fixed: f64,
-    /// In rising order of their rates.
+    /// By increasing rate.
     pub pieces: Vec<Piece>,
 }
 
@@ -27,7 +27,7 @@ pub struct Piece {
     pub rate: f64,
 }
 
-/// All modules that are no leaves, that leave something and that are `allowed`.
+/// All modules that are not leaves, that leave something and that are `allowed`.
 pub fn candidates(
     info: &ModuleInfo,
     allowed: impl Fn(ModuleIndex) -> bool,
@@ -80,7 +80,7 @@ pub fn candidates(
         .collect()
 }
 
-/// Where the highest of several lines, given by slope and intercept, changes; rising.
+/// Where the highest of several lines, given by slope and intercept, changes; increasing.
 fn bends(mut lines: Vec<(f64, f64)>) -> Vec<f64> {
     lines.sort_by(|a, b| a.0.total_cmp(&b.0).then(b.1.total_cmp(&a.1)));
     lines.dedup_by(|lower, line| lower.0 == line.0);
@@ -101,12 +101,12 @@ fn bends(mut lines: Vec<(f64, f64)>) -> Vec<f64> {
     bends
 }
 
-/// What each of the chosen modules discards, so that with `persistent` bytes beside them the budget
+/// What each of the chosen modules discards, so that with `persistent` bytes in addition the budget
 /// holds wherever that is possible, and in the least time.
 ///
-/// What a module needs may be discarded by all that end before it, so needs are nested: met one
-/// after the other, each with the cheapest bytes that are left, they are met in the least time
-/// together.
+/// Whatever bytes a module needs may be discarded by all that end before it, so needs are nested:
+/// met one after the other, each with the cheapest bytes left, they are met in the least total
+/// time.
 pub fn fill(
     info: &ModuleInfo,
     chosen: &[&CheckpointCandidate],
@@ -155,13 +155,13 @@ pub struct CheckpointedUnit {
     pub module: ModuleIndex,
     /// Share of its checkpointing bytes that is not kept.
     pub discard_ratio: f64,
-    /// Activations that are not there between its forward and its backward pass.
+    /// Activations that are not held between its forward and its backward pass.
     pub discarded: Bytes,
-    /// What recomputing them takes.
+    /// Seconds of recomputing them.
     pub recompute: Seconds,
 }
 
-/// Units with what they discard; what discards nothing is none.
+/// Units with what they discard; a module that discards nothing is not a unit.
 pub fn units(info: &ModuleInfo, discards: &[(ModuleIndex, Bytes)]) -> Vec<CheckpointedUnit> {
     let discards = discards.iter().filter(|&&(_, discarded)| discarded > Bytes::ZERO);
     let mut units: Vec<CheckpointedUnit> = discards
@@ -180,9 +180,9 @@ pub fn units(info: &ModuleInfo, discards: &[(ModuleIndex, Bytes)]) -> Vec<Checkp
     units
 }
 
-/// What recomputing takes where `discarded` bytes of a module's activations are not kept: its
-/// checkpointing seconds times the largest of its curve's segments at the discard ratio, or nothing
-/// where that is negative.
+/// Seconds of recomputation if `discarded` bytes of a module's activations are not kept: its
+/// checkpointing seconds times the largest of its curve's segments at the discard ratio, or zero if
+/// that is negative.
 fn recompute(stats: &ModuleStats, discarded: f64) -> Seconds {
     let ratio = discard_ratio(stats, discarded);
     let shares =
@@ -190,13 +190,13 @@ fn recompute(stats: &ModuleStats, discarded: f64) -> Seconds {
     Seconds(stats.checkpointing_seconds.0 * shares.fold(0.0, f64::max))
 }
 
-/// What operators make beyond what the module keeps anyway is discarded first, and frees nothing.
+/// What operators make beyond what the module keeps anyway is discarded first, which frees nothing.
 fn discard_ratio(stats: &ModuleStats, discarded: f64) -> f64 {
     let all = made(stats).0 as f64;
     if all == 0.0 { 0.0 } else { (all - stats.forward_activations.0 as f64 + discarded) / all }
 }
 
-/// What a module's operators make, kept or not; at least what it keeps.
+/// Bytes that a module's operators make, kept or not; at least what it keeps.
 fn made(stats: &ModuleStats) -> Bytes {
     stats.checkpointing_bytes.max(stats.forward_activations)
 }

@@ -1,15 +1,15 @@
-//! Why a budget for modules cannot be met. Invariant: `least` bytes suffice, and where it is proven
-//! nothing less does, up to the tolerance of a solver in floating-point numbers (about a millionth
-//! of the baseline peak). What the data says in words stands in `words`.
+//! Why a budget for modules cannot be met. Invariant: `least` bytes suffice, and if that is proven,
+//! nothing less does, up to the tolerance of a floating-point solver (about a millionth of the
+//! baseline peak). `words` renders the data in sentences.
 
 mod words;
 
 use crate::units::Bytes;
 
-/// A budget refused, with its proof.
+/// A refused budget, with its proof.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModuleInfeasible {
-    /// The budget that was asked for.
+    /// The budget that was requested.
     pub budget: Bytes,
     /// The smallest peak that a plan reaches.
     pub least: Bytes,

@@ -6,8 +6,8 @@ use crate::analysis::modules::{ModuleIndex, ModuleInfo};
 use crate::plan::modules::candidate::CheckpointCandidate;
 use crate::units::Bytes;
 
-/// The peak, and the first module where it is reached, with `persistent` bytes of each module
-/// beside activations.
+/// The peak, and the first module where it is reached, with `persistent` bytes of each module in
+/// addition to activations.
 pub fn binding(
     info: &ModuleInfo,
     discards: &[(ModuleIndex, Bytes)],
@@ -23,8 +23,8 @@ pub fn binding(
     )
 }
 
-/// Activations and their gradients during a module's backward pass: what there is without
-/// checkpointing, less what modules that end before it discard.
+/// Activations and their gradients during a module's backward pass: those without checkpointing,
+/// less what modules that end before it discard.
 pub fn activations(
     info: &ModuleInfo,
     discards: &[(ModuleIndex, Bytes)],
@@ -41,15 +41,15 @@ pub fn activations(
 pub struct MemoryRow {
     /// The module.
     pub module: ModuleIndex,
-    /// Discards count where their module ends before this place of the forward post-order.
+    /// Discards of modules that end before this place of the forward post-order count.
     pub position: usize,
-    /// Everything there.
+    /// All bytes held there.
     pub bytes: Bytes,
 }
 
 impl MemoryRow {
-    /// The rows that no other row implies. One implies another with at most its bytes that counts
-    /// at least its discards, and whose modules among `sharded` on the way to the root are among
+    /// The rows that no other row implies. A row implies another that has at most its bytes, counts
+    /// at least its discards, and whose modules among `sharded` on the path to the root are among
     /// its own.
     pub fn binding(
         info: &ModuleInfo,
@@ -64,13 +64,13 @@ impl MemoryRow {
                 stats.total_activations + stats.activation_gradients,
             );
             rows.push(MemoryRow { module, position, bytes: persistent(module) + activations });
-            // However much is discarded, activations are not less than nothing.
+            // However much is discarded, activations are not negative.
             let before = candidates.iter().filter(|unit| unit.position < position);
             if before.map(|unit| unit.most).sum::<Bytes>() > activations {
                 rows.push(MemoryRow { module, position: 0, bytes: persistent(module) });
             }
         }
-        // How many candidates a row counts, and its modules that may be sharded.
+        // The number of candidates that a row counts, and its modules that may be sharded.
         let counted =
             |row: &MemoryRow| candidates.iter().filter(|unit| unit.position < row.position).count();
         let above = |row: &MemoryRow| -> Vec<ModuleIndex> {
@@ -83,7 +83,7 @@ impl MemoryRow {
                 let implies = more >= bytes
                     && fewer <= count
                     && above.iter().all(|module| wider.contains(module));
-                // Of rows that imply each other the first stays.
+                // Of rows that imply each other, the first stays.
                 implies
                     && other != at
                     && (other < at || (more, fewer, wider.len()) != (bytes, count, above.len()))

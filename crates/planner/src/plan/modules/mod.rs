@@ -27,13 +27,13 @@ pub enum ModulePlanError {
     /// The solver ended without an answer, which proves nothing.
     #[error("the solver found no plan: {reason}; give it more time, or accept a larger gap")]
     Unsolved {
-        /// What the solver says of it.
+        /// The solver's reason.
         reason: String,
     },
-    /// The modules are to be sharded over no device at all.
+    /// The modules are to be sharded over no devices.
     #[error("a world size of 0 is no device; give 1 or more")]
     WorldSize,
-    /// A link between devices has a bandwidth or a latency that no link has.
+    /// A link between devices has an impossible bandwidth or latency.
     #[error(
         "the bandwidth of {link} is {bytes_per_second} bytes/s and its latency {latency} s; give \
          a bandwidth above 0 and a latency of 0 or more"
@@ -59,7 +59,7 @@ pub enum ModulePlanError {
     },
 }
 
-/// Where the solver gave up there is no answer, but a plan that is known already may do.
+/// If the solver gave up there is no answer, but a plan that is known already may do.
 fn answered<T>(solved: Result<Option<T>, ModulePlanError>) -> Result<Option<T>, ModulePlanError> {
     match solved {
         Err(ModulePlanError::Unsolved { .. }) => Ok(None),

@@ -1,9 +1,9 @@
 //! Which operators under a checkpointed module to save. Invariant: the optimum of a 0/1 knapsack
-//! over groups of operators that are only saved together.
+//! over groups of operators that can only be saved together.
 //!
 //! Source: PyTorch, `torch/distributed/_tools/sac_ilp.py`
-//! (`get_optimal_checkpointing_policy_per_module`); the list of fillings that no other one beats:
-//! Nemhauser and Ullmann, "Discrete Dynamic Programming and Capital Allocation", 1969.
+//! (`get_optimal_checkpointing_policy_per_module`); the list of undominated fillings: Nemhauser and
+//! Ullmann, "Discrete Dynamic Programming and Capital Allocation", 1969.
 
 use std::collections::BTreeMap;
 
@@ -18,9 +18,9 @@ use crate::units::{Bytes, Seconds};
 pub struct OperatorPolicy {
     /// For each operator whether its output is kept; else it runs again.
     pub saved: Vec<bool>,
-    /// All that runs again.
+    /// Seconds of everything that runs again.
     pub recompute: Seconds,
-    /// All that is kept.
+    /// Bytes of everything that is kept.
     pub bytes: Bytes,
 }
 
@@ -28,27 +28,27 @@ pub struct OperatorPolicy {
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum PolicyError {
-    /// The share of all bytes that may be saved is no share.
+    /// The share of all bytes that may be saved is not between 0 and 1.
     #[error("a share of {share} of the bytes cannot be saved; give one from 0 to 1")]
     Share {
         /// The share that was given.
         share: f64,
     },
-    /// What has to be saved exceeds what may be saved.
+    /// More has to be saved than may be saved.
     #[error("{needed} have to be saved, and {capacity} may be; give a larger share")]
     Forced {
         /// The bytes of the outputs that cannot be made again.
         needed: Bytes,
-        /// The bytes that the share comes to.
+        /// The bytes that the share allows.
         capacity: Bytes,
     },
 }
 
-/// The policy that recomputes least where at most `share` of all the operators' bytes are kept.
+/// The policy that recomputes least if at most `share` of all the operators' bytes are kept.
 ///
-/// Views run again. An operator in place is saved where the one is whose output it writes over; one
-/// that writes over something from outside is always saved. Random operators are saved together or
-/// not at all, or always where `save_random`.
+/// Views run again. An in-place operator is saved if the operator whose output it overwrites is;
+/// one that overwrites something from outside is always saved. Random operators are saved together
+/// or not at all, or always if `save_random`.
 pub fn policy(
     operators: &[OperatorStats],
     save_random: bool,
@@ -65,7 +65,7 @@ pub fn policy(
     if needed > capacity {
         return Err(PolicyError::Forced { needed, capacity });
     }
-    // What takes no room is saved, whatever else is.
+    // Operators that take no bytes are saved in any case.
     let (free, weightless): (Vec<&OperatorGroup>, Vec<&OperatorGroup>) = groups
         .iter()
         .filter(|group| !group.forced && !group.is_view)
@@ -129,13 +129,13 @@ struct Filling {
     last: Option<(usize, usize)>,
 }
 
-/// The groups that take longest to run again and fit, of groups that all take some room.
+/// The groups that take longest to run again and fit, out of groups that all take some bytes.
 fn best<'a>(groups: &[&'a OperatorGroup], capacity: Bytes) -> Vec<&'a OperatorGroup> {
     let mut rising: Vec<&OperatorGroup> = groups.to_vec();
-    // The longest per byte first; then few fillings are left that a bound does not exclude.
+    // The longest per byte first; then a bound excludes all but few fillings.
     let per_byte = |group: &OperatorGroup| group.seconds / group.bytes.0 as f64;
     rising.sort_by(|a, b| per_byte(b).total_cmp(&per_byte(a)));
-    // Seconds that the groups from `from` on add at most, taken in parts.
+    // Most seconds that the groups from `from` on can add, fractions allowed.
     let bound = |from: usize, room: Bytes| {
         let mut room = room.0 as f64;
         let parts = rising[from..].iter().map(|group| {

@@ -1,5 +1,5 @@
-//! Which idle intervals a storage is away for. Invariant: with everything chosen away from access
-//! to access, no run finds more held than the budget, and the tier has room for it.
+//! The idle intervals over which storages are away. Invariant: with everything chosen away from
+//! access to access, no run holds more than the budget, and the tier has room for it.
 
 use fastrand::Rng;
 
@@ -9,13 +9,13 @@ use crate::plan::offload::idle::{Course, Idle};
 use crate::plan::quantity::ByteCount;
 use crate::units::Bytes;
 
-/// A transfer that no idle time hides counts so many times: the step stalls for it.
+/// Weight of transfer seconds that no idle time hides: the step stalls for them.
 const STALL: f64 = 4.0;
 
-/// For so many idle intervals, and at least for all of them, one is chosen at each look at them: a
-/// look takes longer the more there are.
+/// Idle intervals per interval chosen in one pass over them, at least one: a pass takes longer the
+/// more there are.
 const IDLE_OF_A_LOOK: usize = 2048;
-/// So many intervals are looked at whatever the time, one for each look at it.
+/// Intervals that are examined regardless of the time, each counted once per pass.
 const UNTIMED: usize = 1 << 22;
 
 /// What is chosen of the idle intervals of a course.
@@ -23,14 +23,14 @@ const UNTIMED: usize = 1 << 22;
 pub(super) struct Choice {
     /// By interval.
     pub is_chosen: Vec<bool>,
-    /// By group: how many of its intervals are.
+    /// By group: the number of its chosen intervals.
     count: Vec<u32>,
-    /// What the tier holds: each storage that is away at some time has a place of its own.
+    /// Bytes in the tier: each storage that is away at some time has a place of its own.
     below: u64,
 }
 
 impl Choice {
-    /// What is away in any case.
+    /// The intervals that are away in any case.
     pub fn given(course: &Course) -> Choice {
         let mut choice = Choice {
             is_chosen: vec![false; course.idle.len()],
@@ -42,14 +42,14 @@ impl Choice {
         choice
     }
 
-    /// Everything that can be.
+    /// Every interval.
     pub fn all(course: &Course) -> Choice {
         let mut choice = Choice::given(course);
         (0..course.idle.len()).for_each(|index| choice.add(course, index));
         choice
     }
 
-    /// Has a storage away over an interval.
+    /// Sends a storage away over an interval.
     pub fn add(&mut self, course: &Course, index: usize) {
         if !std::mem::replace(&mut self.is_chosen[index], true) {
             let group = course.idle[index].group as usize;
@@ -76,7 +76,7 @@ impl Choice {
         self.below <= course.capacity
     }
 
-    /// Whether it has room for one interval more.
+    /// Whether it has room for one more interval.
     fn has_room_for(&self, course: &Course, index: usize) -> bool {
         let group = course.idle[index].group as usize;
         self.count[group] > 0 || self.below.saturating_add(course.below[group]) <= course.capacity
@@ -90,8 +90,8 @@ impl Choice {
         lanes + STALL * (lanes - idle.seconds).max(0.0) + f64::MIN_POSITIVE
     }
 
-    /// Whether an interval would be written out: where nothing of its storage is away yet, it is
-    /// unless nobody ever writes it.
+    /// Whether an interval would be written out: if nothing of its storage is away yet, it is,
+    /// unless the storage is never written.
     fn is_written(&self, course: &Course, index: usize) -> bool {
         let group = course.idle[index].group as usize;
         let others = self.count[group] > u32::from(self.is_chosen[index]);
@@ -100,10 +100,11 @@ impl Choice {
     }
 }
 
-/// Adds intervals to what is chosen until the budget is met: at the run where the most is missing,
-/// the one that frees the most bytes at runs where too much is held, for the seconds that it takes
-/// the lanes. False where it cannot be met, or not within the tier, or not in time. With a random
-/// generator each is weighed a little differently. Bytes that are wanted count as held.
+/// Adds intervals to the choice until the budget is met: at the run with the most bytes too many,
+/// the interval that frees the most bytes at runs that hold too much, relative to the seconds that
+/// it takes the lanes. False if the budget cannot be met, or not within the tier, or not in time.
+/// With a random generator, each interval is weighted a little differently. Bytes in `wanted` count
+/// as held.
 pub(super) fn cover(
     course: &Course,
     choice: &mut Choice,
@@ -152,7 +153,7 @@ pub(super) fn cover(
         if by_score.is_empty() {
             return false;
         }
-        // A few of them at once, where there are very many.
+        // A few at once if there are very many.
         let order = |a: &(f64, usize), b: &(f64, usize)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
         if at_once < by_score.len() {
             by_score.select_nth_unstable_by(at_once, order);
@@ -172,7 +173,7 @@ pub(super) fn cover(
     }
 }
 
-/// Takes out of what is chosen whatever the budget is met without, the dearest first.
+/// Removes from the choice, dearest first, what the budget can do without.
 pub(super) fn prune(course: &Course, choice: &mut Choice, (budget, wanted): (Bytes, &[ByteCount])) {
     let budget = ByteCount::of(budget);
     let mut held = MaxTree::new(&held_and_wanted(course, choice, wanted));
@@ -192,7 +193,7 @@ pub(super) fn prune(course: &Course, choice: &mut Choice, (budget, wanted): (Byt
     }
 }
 
-/// Bytes held at each run, and those that are to be free beside the budget.
+/// Bytes held at each run, plus those that are to stay free in addition to the budget.
 fn held_and_wanted(course: &Course, choice: &Choice, wanted: &[ByteCount]) -> Vec<ByteCount> {
     let held = course.held_without(&choice.is_chosen);
     held.into_iter().zip(wanted).map(|(held, &wanted)| held + wanted).collect()

@@ -1,7 +1,8 @@
-//! When storages lie idle: from one access to the next. Invariant: what is away over an interval is
-//! read by nobody meanwhile; what is kept from step to step lies idle across the border, too.
+//! When storages lie idle: from one access to the next. Invariant: a storage that is away over an
+//! interval is not read during it; persistent storages also lie idle across the border between
+//! steps.
 //!
-//! Behind the runs of a step there is one position more: its end, where outputs are accessed.
+//! After the runs of a step there is one more position: its end, where outputs are accessed.
 
 use std::collections::BTreeMap;
 
@@ -15,21 +16,21 @@ use crate::plan::quantity::ByteCount;
 use crate::profile::Profile;
 use crate::units::Bytes;
 
-/// A storage that nobody accesses for a while.
+/// A storage that is not accessed for a while.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Idle {
     pub storage: StorageId,
     pub bytes: ByteCount,
     /// The group of its storage.
     pub group: u32,
-    /// The position of the access before.
+    /// The position of the access before the interval.
     pub last: u32,
-    /// The position of the access behind, counted on into the next step.
+    /// The position of the access after it, counted on into the next step.
     pub next: u32,
-    /// The gap behind the last write before: what leaves is as it will be from there on. Below zero
-    /// in the step before.
+    /// The gap after the last preceding write: from there on the contents that leave are final.
+    /// Negative if in the step before.
     pub settled: i64,
-    /// Seconds of its transfer out, and of that back.
+    /// Seconds of its transfer out, and of the one back.
     pub out: f64,
     pub back: f64,
     /// Seconds of the runs between the two accesses.
@@ -42,29 +43,29 @@ pub(super) struct Course {
     pub held: Vec<ByteCount>,
     /// Seconds of the runs before each position, and of all.
     pub elapsed: Vec<f64>,
-    /// By storage, and by position.
+    /// Idle intervals, by storage and then by position.
     pub idle: Vec<Idle>,
-    /// The idle intervals of one storage, each from the first to behind the last.
+    /// The range of idle intervals of each storage: the first, and one past the last.
     pub groups: Vec<(usize, usize)>,
-    /// Whether the storage of a group stays from step to step.
+    /// Whether the storage of a group persists from step to step.
     pub is_persistent: Vec<bool>,
-    /// Positions at which the storage of a group is written over.
+    /// Positions at which the storage of a group is overwritten.
     pub written: Vec<Vec<u32>>,
     /// Intervals over which their storages are away in any case.
     pub given: Vec<bool>,
-    /// What the storage of a group takes in the tier.
+    /// Bytes that the storage of a group takes in the tier.
     pub below: Vec<u64>,
-    /// What the tier takes.
+    /// Bytes that the tier holds.
     pub capacity: u64,
 }
 
-/// How much heavier what stays from step to step weighs.
+/// How much more persistent storages weigh.
 const PERSISTENT: f64 = 1.125;
 
-/// What is settled of a storage that stays from step to step.
+/// What is already decided about a persistent storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Home {
-    /// Nothing: it lies where the plan has it.
+    /// Nothing: it lies where the plan puts it.
     Anywhere,
     /// It never leaves the device.
     Device,
@@ -80,8 +81,8 @@ struct Access {
 }
 
 impl Course {
-    /// The course of `runs`; what is smaller than `least` stays where it is, unless `home` says
-    /// otherwise; `taken` bytes of the tier are not to be had.
+    /// The course of `runs`; storages smaller than `least` stay where they are, unless `home` says
+    /// otherwise; `taken` bytes of the tier are unavailable.
     pub fn new(
         graph: &Graph,
         profile: &Profile,
@@ -128,7 +129,8 @@ impl Course {
             let written = accesses.iter().filter(|access| access.is_written);
             let written: Vec<u32> = written.map(|access| access.position).collect();
             let is_persistent = graph.is_persistent(storage);
-            // An output is on the device when a step is over; what else stays, when it is read.
+            // An output is on the device when a step is over; other persistent storages are when
+            // they are read.
             let behind = match is_output[storage] {
                 true => Some(runs.len() as u32),
                 false => is_persistent.then_some(accesses[0].position + positions),
@@ -153,7 +155,7 @@ impl Course {
                     settled = i64::from(last) + 1;
                 }
                 let is_given = home == Home::Below && next >= positions;
-                // The end alone is no time to be away.
+                // The end alone is not long enough to be away.
                 let is_idle = last + 1 < next && (last + 2, next) != (positions, positions);
                 if is_given || !pair[1].is_made && is_idle {
                     let (out, back) = (out.seconds(moved).0, back.seconds(moved).0);
@@ -169,19 +171,19 @@ impl Course {
                 course.groups.push((from, course.idle.len()));
                 course.is_persistent.push(is_persistent);
                 course.written.push(written);
-                // What is settled has its place already.
+                // A storage that is always below has its place already.
                 course.below.push(if home == Home::Below { 0 } else { moved.0 });
             }
         }
         course
     }
 
-    /// Number of runs, and one.
+    /// The number of runs plus one.
     pub fn positions(&self) -> usize {
         self.held.len()
     }
 
-    /// Bytes held at each position where all that is chosen is away from access to access.
+    /// Bytes held at each position if everything chosen is away from access to access.
     pub fn held_without(&self, is_chosen: &[bool]) -> Vec<ByteCount> {
         let mut change = vec![ByteCount::ZERO; self.positions() + 1];
         for (idle, _) in self.idle.iter().zip(is_chosen).filter(|&(_, &is_chosen)| is_chosen) {
@@ -204,8 +206,8 @@ impl Course {
         self.elapsed[positions] * (position / positions) as f64 + self.elapsed[position % positions]
     }
 
-    /// The positions at which a storage is away at most, in one piece or two: each from the first
-    /// to behind the last.
+    /// The longest range of positions over which a storage can be away, in one piece or two: each
+    /// as its first position and one past its last.
     pub fn away(&self, idle: &Idle) -> impl Iterator<Item = (usize, usize)> + use<> {
         let end = self.positions();
         let (from, to) = (idle.last as usize + 1, idle.next as usize);
@@ -213,23 +215,24 @@ impl Course {
         pieces.into_iter().filter(|(from, to)| from < to)
     }
 
-    /// Seconds of the lanes for an interval, both ways; more for what stays from step to step,
-    /// since it has the same address at both ends of one.
+    /// Seconds of the lanes for an interval, both ways; more for persistent storages, which have
+    /// the same address at both ends of a step.
     pub fn burden(&self, index: usize) -> f64 {
         let idle = &self.idle[index];
         let weight = if self.is_persistent[idle.group as usize] { PERSISTENT } else { 1.0 };
         (idle.out + idle.back) * weight
     }
 
-    /// Which of the chosen intervals are written out: those before which the copy of the one before
-    /// is not current any more. The choice has an entry for each interval, and so has the answer.
+    /// Which of the chosen intervals are written out: those for which the copy left by the
+    /// preceding chosen interval is out of date. Both `chosen` and the answer have an entry for
+    /// each interval.
     pub fn writes(&self, chosen: &[bool]) -> Vec<bool> {
         let mut writes = vec![false; self.idle.len()];
         let positions = self.positions() as u32;
         for (group, &(from, to)) in self.groups.iter().enumerate() {
             let mine = || (from..to).filter(|&index| chosen[index]);
             let is_persistent = self.is_persistent[group];
-            // The copy of the step before.
+            // The copy of the previous step.
             let of_before = |last: usize| i64::from(self.idle[last].next) - i64::from(positions);
             let mut since = mine().next_back().filter(|_| is_persistent).map(of_before);
             for index in mine() {

@@ -1,15 +1,16 @@
-//! When what is chosen leaves and returns. Invariant: each lane moves one thing after another; what
-//! leaves is held until it has left, what returns from when it begins to; and at no run is more
-//! held than the budget, as long as no more is held where everything chosen is away at once.
+//! When the chosen storages leave and return. Invariant: each lane moves one storage at a time; a
+//! storage is held until it has left, and again from when it begins to return; no run holds more
+//! than the budget, provided that this is true when everything chosen is away at once.
 //!
-//! Out: in the order of the accesses before, each as soon as that is over; where the lane has
-//! nothing to do, what nobody writes until then goes ahead. Back: in the order of the accesses
-//! behind, each as early as there is room up to that access, but not earlier than a little before
-//! it would be late. Where there is no room for a run, it waits for what is leaving; where
+//! Out: in the order of the preceding accesses, each as soon as that access is over; when the lane
+//! is idle, storages that are not written until then go ahead. Back: in the order of the next
+//! accesses, each as early as it fits in memory up to that access, but not earlier than a little
+//! before it would be late. If there is no memory for a run, it waits for what is leaving; if
 //! something has not arrived, it waits for that.
 //!
-//! The step is a cycle: three of them are played one after the other, and the second is taken. What
-//! crosses its border may depend on the step before; [`Border::Closed`] lets nothing cross.
+//! The step is a cycle: three of them are played one after the other, and the second is used.
+//! Transfers that cross its border may depend on the step before; with [`Border::Closed`] nothing
+//! crosses.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
@@ -27,15 +28,15 @@ pub(super) enum Border {
     Closed,
 }
 
-/// Transfers begin to return so much of a step before they would be late: what is measured differs
-/// from what is predicted.
+/// Fraction of a step by which transfers begin to return before they would be late: measured times
+/// differ from predicted ones.
 const EARLY: f64 = 0.01;
-/// Steps that are played, and the one that is taken.
+/// Steps that are played, and the index of the one that is used.
 const STEPS: usize = 3;
 const TAKEN: usize = 1;
 
-/// A storage that is away once. Positions are counted on over all steps, and those of the step
-/// before the first one come first.
+/// One stay of a storage away from the device. Positions are counted on over all steps, and those
+/// of the step before the first one come first.
 #[derive(Clone, Copy)]
 struct Away {
     idle: usize,
@@ -46,7 +47,8 @@ struct Away {
     is_written: bool,
 }
 
-/// What nobody needs and is on its way out, with the run before which it is expected to have left.
+/// A storage that is not needed and is on its way out, with the run before which it is expected to
+/// have left.
 struct Leaving {
     away: usize,
     finish: f64,
@@ -69,7 +71,7 @@ struct Player<'a> {
     out_free: f64,
     back_free: f64,
     leaving: VecDeque<Leaving>,
-    /// What may leave before the access after which nobody needs it, by that.
+    /// Storages that may leave before the last access that needs them, sorted by that access.
     ahead: BTreeSet<(usize, usize)>,
     /// When each has left.
     left: Vec<Option<f64>>,
@@ -81,17 +83,17 @@ struct Player<'a> {
     missing: Vec<Missing>,
 }
 
-/// When what is chosen moves, and how long the step takes by that.
+/// When the chosen storages move, and how long the step takes with these moves.
 pub(super) struct Played {
     /// The moves, in rising order.
     pub moves: Vec<Move>,
-    /// Seconds of the step that is taken.
+    /// Seconds of the step that is used.
     pub seconds: f64,
     /// Where it waits.
     pub missing: Vec<Missing>,
 }
 
-/// With so many bytes less held at these positions, a step would not wait.
+/// With this many bytes fewer held at these positions, a step would not wait.
 pub(super) struct Missing {
     pub positions: Range<usize>,
     pub bytes: ByteCount,
@@ -112,7 +114,7 @@ pub(super) fn play(
     for (index, idle) in course.idle.iter().enumerate().filter(|&(index, _)| is_chosen[index]) {
         for step in 0..=STEPS {
             let [last, next] = [idle.last, idle.next].map(|at| at as usize + step * positions);
-            // Of the step before the first one only what comes back behind it.
+            // Of the step before the first one, only what returns after it.
             if next >= positions {
                 let first = if border == Border::Closed { last / positions * positions } else { 0 };
                 let settled = (idle.settled + (step * positions) as i64).max(first as i64) as usize;
@@ -146,7 +148,7 @@ pub(super) fn play(
 }
 
 impl Player<'_> {
-    /// Plays all steps; the seconds of the one that is taken.
+    /// Plays all steps; returns the seconds of the one that is used.
     fn play(&mut self, positions: usize, all: usize) -> f64 {
         let mut leaves: Vec<usize> = (0..self.aways.len()).collect();
         let mut returns = leaves.clone();
@@ -161,7 +163,7 @@ impl Player<'_> {
         while let Some(away) = leaves.next_if(|&away| self.aways[away].last < positions) {
             self.is_away[away] = true;
         }
-        // The next to return, and the next to be there.
+        // The next to return, and the next that must have arrived.
         let (mut returning, mut due) = (0, 0);
         let mut began = [0.0; STEPS + 2];
         for at in positions..all {
@@ -214,7 +216,7 @@ impl Player<'_> {
     fn arrive(&mut self, away: usize) {
         let late = self.arrives[away] - self.now;
         if late > 0.0 {
-            // It would have had to begin so much earlier.
+            // It would have had to begin this much earlier.
             let began = self.begins[away];
             let early = |at: usize| self.elapsed(at) >= self.elapsed(began) - late;
             let from = partition(self.aways[away].last + 1, began, early);
@@ -223,7 +225,7 @@ impl Player<'_> {
         }
     }
 
-    /// Notes bytes that were missing in the step that is taken.
+    /// Notes bytes that were missing in the step that is used.
     fn miss(&mut self, from: usize, to: usize, bytes: ByteCount) {
         let positions = self.course.positions();
         if from < to && from / positions == TAKEN + 1 && (to - 1) / positions == TAKEN + 1 {
@@ -273,7 +275,7 @@ impl Player<'_> {
         }
     }
 
-    /// Waits for what leaves first; false where nothing does.
+    /// Waits for the first storage that is leaving; false if none is.
     fn release_one(&mut self, at: usize) -> bool {
         let Some(Leaving { away, finish, expected }) = self.leaving.pop_front() else {
             return false;
@@ -313,7 +315,7 @@ impl Player<'_> {
         self.events.push(Event { gap: at, away, motion: Motion::Prefetch });
     }
 
-    /// Takes the lane out, in a gap; when it has left.
+    /// Occupies the lane out from a gap on; returns when the storage has left.
     fn begin_to_leave(&mut self, away: usize, gap: usize) -> f64 {
         self.ahead.remove(&(self.aways[away].last, away));
         self.out_free = self.out_free.max(self.now) + self.course.idle[self.aways[away].idle].out;
@@ -322,7 +324,7 @@ impl Player<'_> {
         self.out_free
     }
 
-    /// Nobody needs it any more.
+    /// The storage is no longer needed.
     fn leave(&mut self, away: usize, at: usize) {
         let Away { next, is_written, .. } = self.aways[away];
         if !is_written {
@@ -339,15 +341,15 @@ impl Player<'_> {
         self.leaving.insert(behind, Leaving { away, finish, expected });
     }
 
-    /// The moves of what leaves in the step that is taken, as moves of every step.
+    /// The moves of what leaves in the step that is used, as moves of every step.
     fn fold(mut self, positions: usize) -> Vec<Move> {
         let from = (TAKEN + 1) * positions;
         self.events.retain(|event| (from..from + positions).contains(&self.aways[event.away].last));
         let mut moves: Vec<(Move, (usize, usize))> = Vec::with_capacity(self.events.len());
         for Event { gap, away, motion } in self.events {
             let Away { idle, last, next, .. } = self.aways[away];
-            // Between two steps things leave at the end of one, and return at the beginning of the
-            // other.
+            // Between two steps, storages leave at the end of one and return at the beginning of
+            // the other.
             let end = from + positions - 1;
             let is_of_next = match motion {
                 Motion::Prefetch => gap >= end && next > end,
@@ -360,7 +362,7 @@ impl Player<'_> {
                 false => gap.min(end) - from,
             } as u32;
             let storage = self.course.idle[idle].storage;
-            // What nobody needs any more leaves before what goes ahead.
+            // What is no longer needed leaves before what goes ahead.
             let order = match motion {
                 Motion::Offload => (last + 1 - gap, next - gap),
                 Motion::Release | Motion::Prefetch => (0, next - gap),
@@ -372,8 +374,8 @@ impl Player<'_> {
     }
 }
 
-/// The first position from `from` to `to` for which something holds that holds from then on; `to`
-/// where it never does.
+/// The first position from `from` to `to` at which `holds` is true, given that it stays true from
+/// there on; `to` if it never is.
 fn partition(mut from: usize, mut to: usize, holds: impl Fn(usize) -> bool) -> usize {
     while from < to {
         let middle = (from + to) / 2;

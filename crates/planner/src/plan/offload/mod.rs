@@ -1,11 +1,11 @@
-//! What is away when: parameters, state and activations leave the device while nobody needs them.
-//! Invariant: what leaves this room was simulated; at no run is more held than the budget, and its
-//! seconds have all waiting in them.
+//! When to move what: parameters, state and activations leave the device while no node needs them.
+//! Invariant: every plan that leaves this module was simulated; no run holds more than the budget,
+//! and its seconds include all waiting.
 //!
-//! Given is a sequence of runs, recomputations included. First intervals are chosen in which
-//! storages lie idle, so that the budget is met where all of them are away; then two lanes move
-//! them. A search exchanges some of the chosen ones for others, as long as that makes the step
-//! faster. `doc/theory/offload.md` says more.
+//! The input is a sequence of runs, recomputations included. First, idle intervals of storages are
+//! chosen such that the budget is met if all of them are away; then two lanes move them. A search
+//! exchanges some of the chosen ones for others, as long as that makes the step faster.
+//! `doc/theory/offload.md` says more.
 
 mod choice;
 mod idle;
@@ -28,21 +28,22 @@ use crate::plan::{Plan, Planner};
 use crate::profile::Profile;
 use crate::units::Bytes;
 
-/// Storages smaller than this part of the largest one stay: a transfer of each has a latency.
+/// Divisor of the largest storage: smaller storages stay on the device, as transfers have a
+/// latency.
 const LEAST: u64 = 1 << 14;
 
-/// So often, more room is wanted where the step waits.
+/// The number of times that more free bytes are requested where the step waits.
 const MOST_WANTED: usize = 8;
 
-/// What was played is this close to what is simulated.
+/// Relative difference allowed between the played and the simulated seconds.
 const ALMOST: f64 = 1e-6;
 
 /// Whether a transfer may be under way when a step ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Crossing {
-    /// It may, where that makes the step faster.
+    /// It may, if that makes the step faster.
     Allowed,
-    /// All that a step begins has arrived when it is over.
+    /// Every transfer that a step begins has arrived when the step is over.
     Never,
 }
 
@@ -56,7 +57,7 @@ pub struct Offloading<'a> {
 }
 
 impl<'a> Offloading<'a> {
-    /// A sequence on a machine with a way below the device.
+    /// A sequence on a machine with a tier below the device.
     pub fn new(
         graph: &'a Graph,
         profile: &'a Profile,
@@ -66,7 +67,7 @@ impl<'a> Offloading<'a> {
         Offloading::with_homes(graph, profile, runs, route, &|_| Home::Anywhere, Bytes::ZERO)
     }
 
-    /// The same where it is settled what is away when a step begins, which takes `taken` bytes of
+    /// The same with a fixed set of storages away when a step begins, which takes `taken` bytes of
     /// the tier.
     pub fn with_homes(
         graph: &'a Graph,
@@ -82,12 +83,12 @@ impl<'a> Offloading<'a> {
         Offloading { graph, profile, runs, course, crossing: Crossing::Allowed }
     }
 
-    /// The same with another say over what crosses the border of the step.
+    /// The same with another rule for what crosses the border of the step.
     pub fn with_crossing(self, crossing: Crossing) -> Offloading<'a> {
         Offloading { crossing, ..self }
     }
 
-    /// The least that is held at any run, whatever is away.
+    /// The fewest bytes held at the peak, whatever is away.
     pub fn least(&self) -> Bytes {
         self.most_held(&Choice::all(&self.course))
     }
@@ -97,7 +98,7 @@ impl<'a> Offloading<'a> {
         held.unwrap_or_default().bytes()
     }
 
-    /// The least budget for which a choice is found in the tier, or one of that size.
+    /// The least budget for which a choice that fits the tier is found, or one of that size.
     fn least_in_tier(&self, meter: &Meter<'_>) -> Bytes {
         let least = self.least();
         if Choice::all(&self.course).has_room(&self.course) {
@@ -116,14 +117,14 @@ impl<'a> Offloading<'a> {
         Bytes(high)
     }
 
-    /// A choice with the smallest peak that is found, whatever the time.
+    /// A choice with the smallest peak that is found, regardless of time.
     pub fn smallest(&self, meter: &Meter<'_>) -> Option<Plan> {
         let effort = Effort::work(1, 0);
         self.within(self.least_in_tier(meter), 1, &mut Meter::new(&effort))
     }
 
-    /// The fastest choice that is found within a budget; none where too much is held even with
-    /// everything away, or none was found in time.
+    /// The fastest choice that is found within a budget; `None` if too much is held even with
+    /// everything away, or if none was found in time.
     pub fn within(&self, budget: Bytes, seed: u64, meter: &mut Meter<'_>) -> Option<Plan> {
         let course = &self.course;
         let given = Choice::given(course);
@@ -135,7 +136,7 @@ impl<'a> Offloading<'a> {
         prune(course, &mut choice, (budget, &wanted));
         let (best, mut missing) = self.simulated(&choice, budget, f64::INFINITY);
         let mut best = best?;
-        // Of two that take as long, the one that moves less.
+        // Of two that take equally long, the one that moves less.
         let burden = |plan: &Plan, choice: &Choice| {
             let chosen = (0..course.idle.len()).filter(|&index| choice.is_chosen[index]);
             let lanes: f64 = chosen.map(|index| course.burden(index)).sum();
@@ -144,7 +145,7 @@ impl<'a> Offloading<'a> {
         let mut random = Rng::with_seed(seed);
         let least = course.elapsed[self.runs.len()];
         let work = (self.runs.len() * 8 + course.idle.len()) as u64;
-        // Where the step waits, there is to be more room.
+        // Where the step waits, more bytes are to be free.
         for _ in 0..MOST_WANTED {
             if best.seconds.0 <= least || missing.is_empty() || !meter.take(work) {
                 break;
@@ -183,14 +184,14 @@ impl<'a> Offloading<'a> {
     }
 
     /// The choice that has some storages away, each for the longest time that it lies idle within
-    /// the step; none where too much is held all the same.
+    /// the step; `None` if too much is held even so.
     pub fn of_storages(&self, is_away: &dyn Fn(StorageId) -> bool, budget: Bytes) -> Option<Plan> {
         let choice = self.longest(is_away);
         let fits = self.most_held(&choice) <= budget && choice.has_room(&self.course);
         fits.then(|| self.simulated(&choice, budget, f64::INFINITY).0).flatten()
     }
 
-    /// The same choice as if lanes took no time: away from one access to the next.
+    /// The same choice if lanes took no time: away from one access to the next.
     pub fn at_once(&self, is_away: &dyn Fn(StorageId) -> bool) -> Sequence {
         let choice = self.longest(is_away);
         let chosen = self.course.idle.iter().zip(&choice.is_chosen);
@@ -229,7 +230,7 @@ impl<'a> Offloading<'a> {
         choice
     }
 
-    /// Brings some of what is away back, and has something else away.
+    /// Brings some of what is away back, and sends something else away.
     fn disturb(&self, choice: &mut Choice, random: &mut Rng) {
         let all = choice.is_chosen.len();
         let away: Vec<usize> = (0..all).filter(|&index| choice.is_chosen[index]).collect();
@@ -247,8 +248,8 @@ impl<'a> Offloading<'a> {
         }
     }
 
-    /// The moves of a choice, simulated; the faster of what may cross the border and what may not.
-    /// None where they would take more than so many seconds.
+    /// The moves of a choice, simulated; the faster of those that may cross the border and those
+    /// that may not. `None` if they would take more than `enough` seconds.
     fn simulated(&self, choice: &Choice, budget: Bytes, enough: f64) -> Simulated {
         let &Offloading { graph, profile, runs, ref course, crossing } = self;
         let writes = course.writes(&choice.is_chosen);
@@ -277,5 +278,5 @@ impl<'a> Offloading<'a> {
     }
 }
 
-/// What a choice comes to, and where bytes were missing.
+/// The plan that a choice gives, and where bytes were missing.
 type Simulated = (Option<Plan>, Vec<Missing>);

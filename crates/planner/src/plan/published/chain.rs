@@ -1,11 +1,12 @@
-//! The forward pass as a chain of units: module paths up to their first number (`h.3`), runs of the
-//! same unit counting once. Invariant: units never fall along the order of the forward nodes.
+//! The forward pass as a chain of units: module paths up to their first number (`h.3`), with
+//! consecutive equal units counted once. Invariant: units never fall along the order of the forward
+//! nodes.
 
 use crate::graph::Graph;
 use crate::id::NodeId;
 
 /// The unit of each forward node, counted from 0: a new one begins wherever the path of units
-/// changes, and nodes of the root belong to the unit before them.
+/// changes, and nodes of the root belong to the preceding unit.
 pub(super) fn units(graph: &Graph, forward: &[NodeId]) -> Vec<usize> {
     let mut units = Vec::with_capacity(forward.len());
     let (mut unit, mut previous) = (0, None);
@@ -22,8 +23,7 @@ pub(super) fn units(graph: &Graph, forward: &[NodeId]) -> Vec<usize> {
     units
 }
 
-/// A module path up to and including its first numeric component; the whole path where there is
-/// none.
+/// A module path up to and including its first numeric component; the whole path if there is none.
 fn unit_path(path: &str) -> &str {
     let mut end = 0;
     for component in path.split('.') {

@@ -1,9 +1,9 @@
-//! Chen's √n segments: keep what crosses the borders of √n segments of the forward pass, make the
-//! rest again segment by segment. Invariant: a segment's border never lies inside a unit, so the
-//! last segment of a chain is never dropped in part.
+//! Chen's √n segments: keep what crosses the borders of √n segments of the forward pass, and make
+//! the rest again segment by segment. Invariant: a segment's border never lies inside a unit, so
+//! the last segment of a chain is never dropped in part.
 //!
 //! Source: Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016. Its n
-//! layers are here the units of the model.
+//! layers are the units of the model here.
 
 use crate::effort::Meter;
 use crate::id::NodeId;
@@ -12,8 +12,8 @@ use crate::plan::rematerialize::{Retention, Retentions, rematerialize};
 use crate::plan::{Instance, Plan, PlanError, Planner};
 use crate::units::Bytes;
 
-/// √n segments, of about the same number of units each; the last segment's activations stay. One
-/// look at each node, so it does not ask whether there is time.
+/// √n segments, of about the same number of units each; the last segment's activations stay. It
+/// visits each node once, so it does not check the time.
 pub fn chen(
     instance: Instance<'_>,
     budget: Bytes,

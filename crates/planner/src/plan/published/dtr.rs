@@ -1,7 +1,7 @@
-//! Dynamic tensor rematerialization: run the step node by node and, where memory is short, evict
-//! the tensor that is cheap to make again, large and stale. Invariant: it looks at nothing that an
-//! online system would not know; what is read is there because it stayed, or because whatever makes
-//! it ran again.
+//! Dynamic tensor rematerialization: run the step node by node and, when memory is short, evict a
+//! tensor that is cheap to make again, large and stale. Invariant: it uses nothing that an online
+//! system would not know; whatever is read is in memory because it stayed, or because the nodes
+//! that make it ran again.
 //!
 //! Source: Kirisame, Lyubomirsky, Haan, Brennan, He, Roesch, Chen, Tatlock, "Dynamic Tensor
 //! Rematerialization", ICLR 2021: the heuristic h_DTR^eq, with eager eviction. Departures: see
@@ -18,11 +18,11 @@ use crate::plan::{Instance, Plan, PlanError, Planner};
 use crate::profile::Profile;
 use crate::units::Bytes;
 
-/// Runs, in multiples of the step's own, after which nothing is evicted any more: recursion may
-/// grow exponentially.
+/// Runs, in multiples of the step's own, after which nothing more is evicted: recursion may grow
+/// exponentially.
 const MOST_RUNS: usize = 6;
 
-/// Storages of the pool that one operation looks at.
+/// Storages of the pool that one operation examines.
 const POOL_PER_OPERATION: u64 = 8;
 
 /// The step as it runs online with `budget` bytes.
@@ -42,7 +42,7 @@ pub fn dtr(
     heeding(instance, budget, Planner::Dtr, rule, meter)
 }
 
-/// What the runtime knows of a storage.
+/// The runtime's knowledge of a storage.
 #[derive(Clone, Copy, Default)]
 struct Tensor {
     bytes: u64,
@@ -51,13 +51,13 @@ struct Tensor {
     /// It may be evicted and made again.
     evictable: bool,
     resident: bool,
-    /// Operands of runs that are under way stay.
+    /// Runs in progress that read it; it stays while there are any.
     locks: u32,
-    /// Reads that the step itself still has.
+    /// Reads by the step itself that are still to come.
     reads_left: u32,
     /// When it was last made or read.
     accessed: f64,
-    /// Where it stands in the pool.
+    /// Its index in the pool.
     slot: usize,
 }
 
@@ -72,7 +72,7 @@ struct Runtime<'a> {
     evicted: Components,
     /// Evictable storages that are resident.
     pool: Vec<StorageId>,
-    /// Storages that were written in place: who read them cannot run again.
+    /// Storages that were written in place: nodes that read them cannot run again.
     written: SecondaryMap<StorageId, bool>,
     held: u64,
     clock: f64,
@@ -126,7 +126,7 @@ impl<'a> Runtime<'a> {
         runtime
     }
 
-    /// Runs a node of the step, after whatever it reads and cannot find.
+    /// Runs a node of the step, after making whatever it reads and does not find.
     fn run_first(&mut self, node: NodeId, meter: &mut Meter<'_>) {
         let graph = self.graph;
         let mut pending = vec![(node, 0)];
@@ -163,7 +163,7 @@ impl<'a> Runtime<'a> {
         self.tensors[storage].evictable && !reads.iter().any(|&read| self.written[read])
     }
 
-    /// Runs a node whose operands are there and locked.
+    /// Runs a node whose operands are in memory and locked.
     fn run(&mut self, node: NodeId, meter: &mut Meter<'_>) {
         let (reads, fresh) = (self.graph.reads(node), self.graph.fresh(node));
         let made: u64 = fresh.iter().map(|&storage| self.graph.storages()[storage].0).sum();
@@ -185,7 +185,7 @@ impl<'a> Runtime<'a> {
         }
     }
 
-    /// A storage that the step will not read again goes at once; others may still need it to be
+    /// A storage that the step will not read again is freed at once; others may still need it to be
     /// made again.
     fn release(&mut self, storage: StorageId) {
         let tensor = self.tensors[storage];
@@ -220,7 +220,7 @@ impl<'a> Runtime<'a> {
         }
     }
 
-    /// Once time is up nothing is evicted any more, so that the step runs to its end at once.
+    /// Once time is up nothing more is evicted, so that the step runs to its end at once.
     fn evict_until(&mut self, limit: u64, meter: &mut Meter<'_>) {
         while self.held > limit && self.runs.len() < self.most_runs && !meter.is_late() {
             meter.spend(1 + self.pool.len() as u64 / POOL_PER_OPERATION);
@@ -244,8 +244,8 @@ impl<'a> Runtime<'a> {
         }
     }
 
-    /// The unlocked storage of the pool with the least h = (cost + cost of the evicted components
-    /// beside it) / (bytes · staleness); the oldest storage among equals.
+    /// The unlocked storage of the pool with the least h = (cost + cost of the adjacent evicted
+    /// components) / (bytes · staleness); the oldest storage among equals.
     fn least(&mut self) -> Option<StorageId> {
         let mut best: Option<(f64, StorageId)> = None;
         let mut beside: Vec<u32> = Vec::new();
@@ -255,7 +255,7 @@ impl<'a> Runtime<'a> {
                 continue;
             }
             let worth = tensor.bytes as f64 * (self.clock - tensor.accessed).max(f64::MIN_POSITIVE);
-            // Neighbours only add to the cost, so most storages need no look at theirs.
+            // Neighbours only add to the cost, so most storages need not examine theirs.
             if best.is_some_and(|(least, _)| tensor.cost / worth > least) {
                 continue;
             }
@@ -277,13 +277,13 @@ impl<'a> Runtime<'a> {
     }
 }
 
-/// Evicted storages that hang together, as equivalence classes with the sum of their costs. A
-/// storage that comes back takes its cost out; the rest of its class stays one class, as published:
-/// classes are never split.
+/// Connected evicted storages, as equivalence classes with the sum of their costs. A storage that
+/// comes back takes its cost out; the rest of its class stays one class, as published: classes are
+/// never split.
 struct Components {
     parent: Vec<u32>,
     sum: Vec<f64>,
-    /// The element that stands for a storage; a fresh one for each eviction.
+    /// The element that represents a storage; a fresh one for each eviction.
     element: SecondaryMap<StorageId, Option<u32>>,
 }
 

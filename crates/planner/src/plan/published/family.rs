@@ -1,6 +1,5 @@
-//! One plan out of several. Invariant: what is refused is refused with the lowest plan of a family
-//! that does not depend on the budget, so whatever a proof says is feasible, is found when it is
-//! asked for.
+//! One plan out of several. Invariant: a refusal reports the lowest plan of a family that does not
+//! depend on the budget, so any budget that a proof calls feasible is met when it is requested.
 
 use crate::effort::Meter;
 use crate::id::NodeId;
@@ -46,11 +45,11 @@ pub(super) fn fastest(
     Err(PlanError::infeasible(instance, budget, plan))
 }
 
-/// Shares of the peak beyond the static bytes that a rule is tried with where it exceeds its limit.
+/// Shares of the peak beyond the static bytes that are tried as limits if a rule exceeds its own.
 const RETREATS: [u64; 8] = [95, 80, 65, 50, 35, 20, 10, 0];
 
-/// What a rule makes of `order` that heeds a limit as it goes along, and may miss it. Where it
-/// does, the fastest plan that it makes for one of a few fixed limits, if that fits.
+/// The plan that a rule makes of `order`; the rule observes a limit as it goes along, and may miss
+/// it. If it does, the fastest plan that it makes for one of a few fixed limits, if that fits.
 pub(super) fn heeding(
     instance: Instance<'_>,
     budget: Bytes,

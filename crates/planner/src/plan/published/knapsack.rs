@@ -1,7 +1,6 @@
 //! The knapsack of torch.compile's `activation_memory_budget`: save those activations that take
-//! longest to make again, within a share of the bytes that saving all of them takes. Invariant:
-//! what is promised is the simulated peak; the capacity of the knapsack is only what is searched
-//! over.
+//! longest to make again, within a share of the bytes that saving all of them takes. Invariant: the
+//! promised peak is the simulated one; the capacity of the knapsack is only what is searched over.
 //!
 //! Source: PyTorch, `torch/_functorch/partitioners.py` (`choose_saved_values_set`) and
 //! `torch/_functorch/_activation_checkpointing/knapsack.py` (`dp_knapsack`). Departures: see
@@ -19,7 +18,7 @@ use crate::units::{Bytes, Seconds};
 /// Bytes are rounded to this many parts of all items together, as PyTorch does.
 const SLOTS: usize = 10_000;
 
-/// Capacities that are tried, evenly from nothing to everything.
+/// Capacities that are tried, evenly spaced from nothing to everything.
 const CAPACITIES: usize = 40;
 
 /// Capacities of one item that are filled in the time of one operation.
@@ -40,7 +39,7 @@ pub fn knapsack(
     let values: Vec<f64> = items.iter().map(|item| item.seconds.0).collect();
     let filled = Filled::new(&weights, &values, SLOTS, meter);
     let readers = Readers::new(graph, order);
-    // Where there was no time to fill, everything is saved.
+    // If there was no time to fill, everything is saved.
     let first = if filled.is_some() { 0 } else { CAPACITIES };
     let member = |number: usize, meter: &mut Meter<'_>| {
         let share = Some(first + number).filter(|&share| share <= CAPACITIES)?;
@@ -68,13 +67,13 @@ pub fn knapsack(
 struct Item {
     node: NodeId,
     bytes: Bytes,
-    /// What making it again takes.
+    /// Seconds to make it again.
     seconds: Seconds,
 }
 
-/// What may be saved or made again, in the order of `order`. The time of an item is its own and
-/// that of the nodes between it and other items: those are held by nobody, and run again with it.
-/// Where time is up, those so far.
+/// Tensors that may be saved or made again, in the order of `order`. The time of an item is its own
+/// plus that of the nodes between it and other items: those are not held, and run again with it. If
+/// time is up, the items so far.
 fn items(instance: Instance<'_>, meter: &mut Meter<'_>) -> Vec<Item> {
     let Instance { graph, profile, order } = instance;
     let is_mutated = mutated_storages(graph);
@@ -121,8 +120,8 @@ struct Filled {
 }
 
 impl Filled {
-    /// best(i, c) = max(best(i−1, c), best(i−1, c − wᵢ) + vᵢ); nothing where time is up before all
-    /// items are in.
+    /// best(i, c) = max(best(i−1, c), best(i−1, c − wᵢ) + vᵢ); `None` if time is up before all
+    /// items are included.
     fn new(
         weights: &[usize],
         values: &[f64],

@@ -1,7 +1,7 @@
-//! Planners as others published them: what the search is compared with, and what it borrows where
+//! Planners as others published them: baselines for the search, which also borrows from them if
 //! that is faster. Invariant: each is a plain function from graph, profile, order, budget and the
-//! time that is left to a plan or to a proof that it has none; its work is booked as it is done,
-//! and it looks at the time after some ten thousand operations at most.
+//! remaining time to a plan or to a proof that there is none; its work is counted as it is done,
+//! and it checks the time after some ten thousand operations at most.
 
 pub mod capuchin;
 mod chain;

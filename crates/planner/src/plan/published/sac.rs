@@ -1,7 +1,7 @@
-//! Selective checkpointing of modules, executed: modules as `sac_milp` chooses them, and of each
-//! those operators as the policy under a module saves them. Invariant: what the policy saves stays
-//! from a module's forward to its backward pass; what else the module makes for itself does not,
-//! unless it cannot be made again.
+//! Selective checkpointing of modules, executed: modules as `sac_milp` chooses them, and in each
+//! the operators as the policy under a module saves them. Invariant: what the policy saves stays
+//! from a module's forward to its backward pass; anything else that the module makes for itself
+//! does not, unless it cannot be made again.
 //!
 //! Source: PyTorch, `torch/distributed/_tools/sac_ilp.py` (`sac_milp`,
 //! `get_optimal_checkpointing_policy_per_module`). How a decision is executed, and departures: see
@@ -19,7 +19,7 @@ use crate::plan::rematerialize::{Readers, Retention, Retentions, may_run_again, 
 use crate::plan::{Instance, Plan, PlanError, Planner, none};
 use crate::units::Bytes;
 
-/// The binary logarithm of how many budgets of the program are tried.
+/// The binary logarithm of the number of budgets of the program that are tried.
 const BITS: u32 = 5;
 
 /// The fastest plan over all budgets of the program whose peak fits.
@@ -44,7 +44,7 @@ pub fn sac(
     let series = SelectiveSeries::new(info, &meter.uncounted()).map_err(unsolved)?;
     let decision = Decision::new(graph, order, &modules);
     let (least, baseline) = (series.least(), info.baseline_peak());
-    // From the lowest budget on, and then ever more finely in between: where time is up, those
+    // From the lowest budget on, and then ever more finely in between: if time runs out, those
     // tried so far are spread evenly.
     let member = |number: usize, meter: &mut Meter<'_>| match number.checked_sub(1) {
         None => Some(order.to_vec()),
@@ -69,7 +69,7 @@ fn unsolved(error: ModulePlanError) -> PlanError {
     PlanError::Unsolved { reason }
 }
 
-/// What decisions about the modules of a step are executed with.
+/// The data for executing decisions about the modules of a step.
 struct Decision<'a> {
     graph: &'a Graph,
     modules: &'a MeasuredModules,
@@ -90,11 +90,11 @@ impl<'a> Decision<'a> {
 
     fn retentions(&self, units: &[CheckpointedUnit]) -> Retentions {
         let mut retentions = Retentions::new();
-        // What is made for the module alone, and is not saved.
+        // Nodes whose outputs only the module reads, and which are not saved.
         let mut discarded: SecondaryMap<NodeId, bool> = SecondaryMap::new();
         for unit in units {
-            // What leaves the module is there where its readers keep it, and is made again for
-            // those within it.
+            // An output that leaves the module is held for its outside readers, and made again for
+            // those within.
             for &node in &self.modules.forward[unit.module] {
                 if !self.readers.is_read_by_backward(node) {
                     retentions[node] = Retention::Recompute;
@@ -109,7 +109,7 @@ impl<'a> Decision<'a> {
                 }
             }
         }
-        // Of each module its input is kept.
+        // The input of each module is kept.
         for unit in units {
             let forward = &self.modules.forward[unit.module];
             let again = |node: &&NodeId| retentions[**node] == Retention::Recompute;
@@ -123,8 +123,8 @@ impl<'a> Decision<'a> {
         retentions
     }
 
-    /// For each group of operators whether it is saved. What cannot run again is, even where that
-    /// is more than the share that may be.
+    /// For each group of operators whether it is saved. Groups that cannot run again are saved even
+    /// if that exceeds the allowed share.
     fn saved(&self, groups: &Groups, unit: &CheckpointedUnit) -> Vec<bool> {
         let again = |&node: &NodeId| may_run_again(self.graph, &self.is_mutated, node);
         let operators = groups.groups.iter().enumerate().map(|(at, group)| OperatorStats {
@@ -132,7 +132,7 @@ impl<'a> Decision<'a> {
             seconds: group.seconds,
             bytes: group.bytes,
             is_view: false,
-            // Groups are of all random operators already, and of those in place.
+            // Groups already combine all random operators, and in-place ones.
             is_random: false,
             in_place_of: (!group.nodes.iter().all(again)).then_some(at),
         });

@@ -1,7 +1,7 @@
 //! XLA's rematerialization: walk along the sequence and, where memory exceeds the limit, make those
 //! instructions run again later whose outputs free most. Invariant: decisions are final and only
-//! look ahead along uses; a clone stands before every use that it serves, and behind nothing that
-//! overwrites what it reads.
+//! look ahead along uses; a clone comes before every use that it serves, and never after something
+//! that overwrites what it reads.
 //!
 //! Source: OpenXLA, `xla/service/hlo_rematerialization.cc` (recomputation; neither compression nor
 //! host offload). Departures: see `doc/theory/xla.md`.
@@ -20,18 +20,18 @@ use crate::units::Bytes;
 /// Largest block of instructions that is rematerialized at once.
 const LARGEST_BLOCK: usize = 32;
 
-/// Blocks that are looked at for each instruction of the sequence, in all: the published pass
+/// Most blocks that are examined per instruction of the sequence, in total: the published pass
 /// bounds its effort too.
 const EFFORT: usize = 100;
 
-/// Clones, in multiples of the sequence: a limit that is out of reach would clone the clones of
+/// Most clones, in multiples of the sequence: an unreachable limit would clone the clones of
 /// clones.
 const MOST_CLONES: usize = 3;
 
-/// Times that the pass runs over its own result, where that still exceeds the limit.
+/// Most times that the pass runs over its own result while that still exceeds the limit.
 const PASSES: usize = 2;
 
-/// Instructions passed by while a block is picked that count as one operation.
+/// Instructions skipped while picking a block that count as one operation.
 const LOOKS_PER_OPERATION: u64 = 8;
 
 /// The sequence after XLA's pass with `budget` as its memory limit.
@@ -77,7 +77,7 @@ struct Instruction {
     placed: bool,
     /// May run again: clones of it are allowed.
     repeatable: bool,
-    /// It took over all uses of what it was cloned from.
+    /// It took over all uses of the instruction that it was cloned from.
     is_move: bool,
 }
 
@@ -98,7 +98,7 @@ struct Tracker<'a> {
     items: PrimaryMap<Item, Instruction>,
     buffers: PrimaryMap<Buffer, Copy>,
     first: Option<Item>,
-    /// Who writes a storage in place, in the order of the sequence.
+    /// The instructions that write a storage in place, in the order of the sequence.
     writers: SecondaryMap<StorageId, Vec<Item>>,
     held: u64,
     effort: usize,
@@ -134,7 +134,7 @@ impl<'a> Tracker<'a> {
             let reads = graph.reads(node).iter().filter_map(|&storage| current[storage]).collect();
             let item = tracker.item(node, reads, repeatable);
             for (&storage, &buffer) in graph.fresh(node).iter().zip(&tracker.items[item].makes) {
-                // What is kept stays from its first run, and serves all reads.
+                // A kept storage stays from its first run, and serves all reads.
                 if current[storage].is_none() || !graph.is_kept(storage) {
                     current[storage] = Some(buffer);
                 }
@@ -197,7 +197,7 @@ impl<'a> Tracker<'a> {
         }
     }
 
-    /// Numbers the sequence with gaps, so that what is inserted finds a number in between.
+    /// Numbers the sequence with gaps, so that inserted items get a number in between.
     fn number(&mut self) {
         let (mut cursor, mut key) = (self.first, 0);
         while let Some(item) = cursor {
@@ -221,7 +221,7 @@ impl<'a> Tracker<'a> {
         self.graph.is_kept(self.buffers[buffer].storage)
     }
 
-    /// Walks along the sequence; says whether that changed it. Once time is up it only walks.
+    /// Walks along the sequence; returns whether that changed it. Once time is up it only walks.
     fn walk(&mut self, meter: &mut Meter<'_>) -> bool {
         let before = self.items.len();
         let mut cursor = self.first;
@@ -256,9 +256,9 @@ impl<'a> Tracker<'a> {
         }
     }
 
-    /// Frees what nobody waits for.
+    /// Frees a buffer that no user waits for.
     fn release(&mut self, buffer: Buffer) {
-        // A clone's copy of what is kept dies at once; the copy that is kept has nobody waiting
+        // A clone's copy of a kept storage dies at once; the copy that is kept has no waiting users
         // either.
         if self.is_kept(buffer) {
             return;
@@ -270,8 +270,8 @@ impl<'a> Tracker<'a> {
         }
     }
 
-    /// Rematerializes the block that costs least; single instructions first, then larger and larger
-    /// ones.
+    /// Rematerializes the block that costs least: single instructions first, then larger and larger
+    /// blocks.
     fn rematerialize_best(&mut self, current: Item, meter: &mut Meter<'_>) -> bool {
         let (mut least, mut most) = (1, 1);
         while most <= LARGEST_BLOCK && !meter.is_late() {
@@ -335,8 +335,8 @@ impl<'a> Tracker<'a> {
         best.map(|(_, block)| block)
     }
 
-    /// Bytes that are freed now if `item` runs again later, after the instructions of `block`: what
-    /// it makes, less those of its operands that are not there any more. `None` where it may not.
+    /// Bytes that are freed now if `item` runs again later, after the instructions of `block`: its
+    /// outputs, less those of its operands that are no longer held. `None` if it may not.
     fn reduced_by(&self, item: Item, block: &[Item], current: Item) -> Option<i64> {
         let instruction = &self.items[item];
         let overwritten = |&read: &Buffer| {
@@ -364,8 +364,8 @@ impl<'a> Tracker<'a> {
         Some(bytes)
     }
 
-    /// Clones an instruction: the clone serves all uses that are still to come, and stands before
-    /// the first of them, the next use of any of its operands, and whatever overwrites those.
+    /// Clones an instruction: the clone serves all uses that are still to come, and comes before
+    /// the first of them, the next use of any of its operands, and anything that overwrites those.
     fn clone_item(&mut self, best: Item) {
         let (node, reads, makes) =
             (self.items[best].node, self.items[best].reads.clone(), self.items[best].makes.clone());
@@ -404,7 +404,7 @@ impl<'a> Tracker<'a> {
             self.revive(read);
         }
         self.insert_before(clone, anchor);
-        // A clone that replaces a clone altogether only moved it; once is enough.
+        // A clone that replaces another clone altogether only moved it; once is enough.
         if makes.iter().all(|&made| self.buffers[made].users.is_empty()) {
             self.items[clone].is_move = true;
             self.items[clone].repeatable = !self.items[best].is_move;

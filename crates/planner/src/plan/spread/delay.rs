@@ -1,6 +1,6 @@
-//! Runs that wait until their time has come. Invariant: all runs keep their order but those that
-//! wait, which come behind later ones; no run comes before what it needs, and none behind what
-//! makes anew, or writes, what it reads.
+//! Runs that wait until their time has come. Invariant: all runs keep their order except those that
+//! wait, which come after later ones; no run comes before what it needs, and none after what makes
+//! again, or writes, what it reads.
 
 use std::collections::VecDeque;
 
@@ -13,9 +13,9 @@ use crate::units::Bytes;
 /// When a run comes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Turn {
-    /// Where it stands, which is so late.
+    /// At its own place, which counts as this time.
     Stands(f64),
-    /// As soon as it is so late.
+    /// As soon as this time is reached.
     Waits(f64),
 }
 
@@ -27,9 +27,9 @@ struct Waiting {
     holds: Bytes,
 }
 
-/// The sequence with runs later, as `turns` says of each; where more than `budget` would be held,
-/// those whose moment is next come before it. What waits runs once, and who waits for the same
-/// moment keeps its order.
+/// The sequence with runs moved later, each according to `turns`; if more than `budget` would be
+/// held, the waiting runs whose time is next come first. Each run that waits runs once, and runs
+/// that wait for the same time keep their order.
 pub fn delayed(
     graph: &Graph,
     profile: &Profile,
@@ -40,7 +40,7 @@ pub fn delayed(
     let sequence = runs.into();
     let lives = liveness(graph, profile, &sequence);
     let held = memory_curve(graph, profile, &sequence, &lives).held;
-    // What is let go of behind each run.
+    // Bytes that are freed after each run.
     let mut dying = vec![Bytes::ZERO; runs.len()];
     for life in lives.intervals.values() {
         if let Some(bytes) = dying.get_mut(life.dies as usize) {
@@ -76,7 +76,7 @@ pub fn delayed(
     out
 }
 
-/// The second of two runs has to stay behind the first.
+/// Whether the second of two runs has to stay after the first.
 fn depends(graph: &Graph, first: NodeId, second: NodeId) -> bool {
     let reads = |node: NodeId| graph.reads(node).iter();
     let writes = |node: NodeId| graph.mutated(node).iter().chain(graph.fresh(node));

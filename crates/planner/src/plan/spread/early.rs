@@ -1,8 +1,8 @@
-//! Gathers as early as they have to begin to end in time. Invariant: what reads a gathered
-//! parameter reads the same copy of it.
+//! Gathers begin just early enough to end in time. Invariant: what reads a gathered parameter reads
+//! the same copy of it.
 //!
-//! From the end of the sequence to its beginning each gather is put where it ends in time if only
-//! one is under way at once, as far as the memory on the way there is free.
+//! From the end of the sequence to its beginning, each gather is put where it ends in time if only
+//! one is under way at once, as far as the memory in between is free.
 
 use cranelift_entity::SecondaryMap;
 
@@ -29,7 +29,7 @@ pub fn early(graph: &Graph, profile: &Profile, runs: &[NodeId], budget: Bytes) -
         }
     }
     let earliest = earliest(graph, runs);
-    // Where runs go, in places of the sequence as it stands.
+    // Where runs go, as places of the current sequence.
     let mut places: Vec<usize> = (0..runs.len()).collect();
     let mut lane = f64::INFINITY;
     for (position, &node) in runs.iter().enumerate().rev() {
@@ -43,7 +43,7 @@ pub fn early(graph: &Graph, profile: &Profile, runs: &[NodeId], budget: Bytes) -
         while place > earliest[position].max(1)
             && clock[place].0 > begin
             && has_room(held[place - 1])
-            // Between two runs no more is held than by one of them.
+            // Between two runs, no more is held than by one of them.
             && (place < 2 || has_room(held[place - 2]))
         {
             place -= 1;
@@ -53,13 +53,13 @@ pub fn early(graph: &Graph, profile: &Profile, runs: &[NodeId], budget: Bytes) -
         lane = begin.min(clock[place].0);
     }
     let mut order: Vec<usize> = (0..runs.len()).collect();
-    // Stable: those that go to one place keep their order, before what stands there.
+    // Stable: those that go to one place keep their order, before the run that is there already.
     order.sort_by_key(|&position| (places[position], places[position] == position));
     order.into_iter().map(|position| runs[position]).collect()
 }
 
-/// For each run the first place at which it could stand: behind who last made or read what it
-/// makes, and behind who last wrote what it reads.
+/// For each run the first place at which it could go: after the last run that makes or reads what
+/// it makes, and after the last run that writes what it reads.
 fn earliest(graph: &Graph, runs: &[NodeId]) -> Vec<usize> {
     let mut touched: SecondaryMap<StorageId, usize> = SecondaryMap::new();
     let mut written: SecondaryMap<StorageId, usize> = SecondaryMap::new();

@@ -1,10 +1,10 @@
-//! What ranks of a pipeline send as early as their rows say. Invariant: messages keep their order,
-//! as do runs that are ahead of none.
+//! Ranks of a pipeline send messages as early as their rows say. Invariant: messages keep their
+//! order, as do runs that are not ahead of any.
 //!
-//! The graph of a rank has its nodes in the order of its row: what others wait for first, weights'
-//! gradients where the row has time for them. A planner that knows one device alone may well put
-//! them earlier, since they let go of activations. Those that a plan has before a message that the
-//! graph has before them come as late as in the graph.
+//! The graph of a rank has its nodes in the order of its row: first what others wait for, and
+//! weights' gradients where the row has time for them. A planner that knows one device alone may
+//! well put them earlier, since they free activations. Those that a plan has before a message that
+//! precedes them in the graph are moved as late as in the graph.
 
 use cranelift_entity::{EntityRef, SecondaryMap};
 
@@ -19,7 +19,7 @@ pub fn in_turn(graph: &Graph, profile: &Profile, runs: &[NodeId], budget: Bytes)
     let mut times: SecondaryMap<NodeId, u32> = SecondaryMap::new();
     runs.iter().for_each(|&node| times[node] += 1);
     let is_ahead = ahead(graph, runs);
-    // What runs again stands for no moment of the row.
+    // A recomputation marks no moment of the row.
     let mut now = 0.0f64;
     let turns = runs.iter().zip(is_ahead).map(|(&node, is_ahead)| {
         let moment = node.index() as f64;
@@ -34,7 +34,7 @@ pub fn in_turn(graph: &Graph, profile: &Profile, runs: &[NodeId], budget: Bytes)
     delayed(graph, profile, runs, &turns, budget)
 }
 
-/// Whether each run stands before a message that comes before it in the graph.
+/// Whether each run comes before a message that comes before it in the graph.
 fn ahead(graph: &Graph, runs: &[NodeId]) -> Vec<bool> {
     let mut first = usize::MAX;
     let mut is_ahead: Vec<bool> = runs

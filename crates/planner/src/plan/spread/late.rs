@@ -1,8 +1,9 @@
-//! What waits for exchanged gradients, as late as they are expected to have come. Invariant: runs
+//! What waits for exchanged gradientscomes as late as they are expected to arrive. Invariant: runs
 //! that wait keep their order, and so do all others.
 //!
-//! What waits are the means of pieces and all that depends on them: sums over micro-batches, and
-//! updates. Nothing else does, so they may come behind any run that does not write what they read.
+//! What waits are the means of pieces and everything that depends on them: sums over micro-batches,
+//! and updates. Nothing else depends on them, so they may come after any run that does not write
+//! what they read.
 
 use cranelift_entity::SecondaryMap;
 
@@ -58,6 +59,6 @@ fn waits(graph: &Graph, runs: &[NodeId]) -> SecondaryMap<NodeId, bool> {
             all_once &= makers.chain([node]).all(|maker| times[maker] <= 1);
         }
     }
-    // Which copy is read would depend on the order.
+    // The copy that is read would depend on the order.
     if all_once { waits } else { SecondaryMap::new() }
 }

@@ -1,10 +1,11 @@
-//! Room for what other ranks wait for, or are waited for. Invariant: the plan runs the same nodes
-//! as often, what is read is the same copy of it, and no more than the budget is held.
+//! More time for what other ranks wait for, or are waited for. Invariant: the plan runs the same
+//! nodes the same number of times, every read is of the same copy, and no more than the budget is
+//! held.
 //!
-//! A planner puts a gather right before its reader, and what waits for a gradient right behind its
-//! exchange: nothing is then left for them to go on beside. It puts weights' gradients where they
-//! let go of most, even before what the next rank waits for. Where there is memory left, gathers
-//! begin earlier, and what needs an exchanged gradient, or is not waited for, comes later.
+//! A planner puts a gather right before its reader, and what waits for a gradient right after its
+//! exchange: nothing is then left for them to overlap with. It puts weights' gradients where they
+//! free the most, even before what the next rank waits for. If memory is left, gathers begin
+//! earlier, and nodes that need an exchanged gradient, or that are not waited for, come later.
 
 mod delay;
 mod early;
@@ -18,10 +19,11 @@ use crate::plan::{Instance, Plan};
 use crate::profile::Profile;
 use crate::units::Bytes;
 
-/// Shares of the budget in which what waits may be held: what it really holds is known behind it.
+/// Shares of the budget that delayed or early runs may use; what they really hold is known only
+/// afterwards.
 const SHARES: [f64; 4] = [1.0, 0.97, 0.93, 0.85];
 
-/// The plan with as much room as the budget leaves; the same plan where its rank is alone, or moves
+/// The plan, spread as far as the budget allows; the same plan if its rank is alone, or if it moves
 /// anything.
 pub fn spread(instance: Instance<'_>, plan: &Plan, budget: Bytes) -> Plan {
     let Instance { graph, profile, .. } = instance;

@@ -1,5 +1,5 @@
-//! Best fit in a given order. Invariant: a block is put where it overlaps none of those placed
-//! before it that live at the same time, and only what they occupy is looked at.
+//! Best fit in a given order. Invariant: a block is placed where it overlaps none of those placed
+//! before it that live at the same time, and only the addresses that they occupy are examined.
 //!
 //! Source: Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020
 //! (greedy by size).
@@ -23,14 +23,14 @@ pub(super) struct BestFit<'a> {
 }
 
 impl<'a> BestFit<'a> {
-    /// `fixed` blocks have their addresses, and nothing else is put below `floor`.
+    /// `fixed` blocks have their addresses, and no other block is placed below `floor`.
     pub fn new(blocks: &'a [Lifetime], fixed: &'a [Option<u64>], floor: u64) -> BestFit<'a> {
         BestFit { blocks, fixed, floor, occupied: Occupied::new(blocks) }
     }
 
     /// Each block of `order` goes into the smallest gap that holds it among the blocks already
-    /// placed that live while it does; where no gap is large enough, above them all. `None` where
-    /// the effort ends before.
+    /// placed that are alive with it; if no gap is large enough, above them all. `None` if the
+    /// effort ends first.
     pub fn place(&mut self, order: &[u32], meter: &mut Meter<'_>) -> Option<Placement> {
         let BestFit { blocks, fixed, floor, ref mut occupied } = *self;
         let mut addresses: Vec<u64> =
@@ -80,9 +80,9 @@ fn smallest_gap(taken: &[(u64, u64)], bytes: u64, floor: u64) -> u64 {
     best.map_or(free_from, |(_, address)| address)
 }
 
-/// Taken addresses by time: a binary tree over the positions at which something is born. A life is
-/// the union of a few nodes; its addresses are noted there, and in all nodes above them. Adjacent
-/// ranges are one, so where blocks are packed well a node has few.
+/// Taken addresses by time: a binary tree over the positions at which a block is born. A life is
+/// the union of a few nodes; its addresses are recorded there, and in all nodes above them.
+/// Adjacent ranges are merged, so if blocks are packed well a node has few.
 struct Occupied {
     births: Vec<u32>,
     /// Number of leaves, a power of two; node 1 is the root, and node `n` has the children `2n` and
@@ -94,7 +94,7 @@ struct Occupied {
     some: Vec<Runs>,
 }
 
-/// Ranges of addresses, rising, with gaps between them.
+/// Ranges of addresses, increasing, with gaps between them.
 type Runs = Vec<(u64, u64)>;
 
 impl Occupied {
@@ -111,7 +111,7 @@ impl Occupied {
         }
     }
 
-    /// Forgets what is taken, and keeps its memory.
+    /// Clears the tree, and keeps its memory.
     fn clear(&mut self) {
         self.whole.iter_mut().chain(&mut self.some).for_each(Vec::clear);
     }
@@ -148,7 +148,8 @@ impl Occupied {
         self.insert_below(node * 2 + 1, (middle + 1, span.1), wanted, run);
     }
 
-    /// Appends what is taken at some time of `lifetime`, in no order and some of it several times.
+    /// Appends what is taken at some time of `lifetime`, in no particular order and with
+    /// repetitions.
     fn during(&self, lifetime: &Lifetime, taken: &mut Runs) {
         self.during_below(1, (0, self.leaves - 1), self.leaves_of(lifetime), taken);
     }

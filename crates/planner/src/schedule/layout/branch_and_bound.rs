@@ -1,10 +1,10 @@
 //! Exact search for a packing within a capacity. Invariant: it answers `Found` only with a packing,
-//! and `Impossible` only where there is none; every choice that it makes is undone by the trail.
+//! and `Impossible` only if there is none; every choice that it makes is undone by the trail.
 //!
 //! Blocks are stacked on a skyline, one height for each section of time. A valley of the skyline is
 //! a run of sections lower than both neighbours: what covers one of its sections next lies either
-//! exactly on its ground, or above all of it. Both are tried, blocks first. Space that no block can
-//! use any more is waste, and a section has only so much of it.
+//! exactly on its floor, or above all of it. Both are tried, blocks first. Space that no block can
+//! use any more is waste, and the waste of each section is limited.
 
 use crate::effort::Meter;
 use crate::schedule::layout::Lifetime;
@@ -17,14 +17,14 @@ pub(super) enum Outcome {
     Found(Vec<u64>),
     /// There is no packing within the capacity.
     Impossible,
-    /// The nodes are spent.
+    /// The nodes are used up.
     Spent,
 }
 
-/// Stands for the block that is not there.
+/// Stands for the absence of a block.
 const NO_BLOCK: u32 = u32::MAX;
 
-/// Stands for the lowest address of a block that is placed.
+/// Stands for the lowest address of a placed block.
 const PLACED: u64 = u64::MAX;
 
 /// What a change overwrote.
@@ -34,15 +34,15 @@ enum Change {
     Placed { block: u32, lowest: u64 },
 }
 
-/// A part of time that shares no unplaced block with the rest, and the frame whose choice made it
-/// one.
+/// A part of time that shares no unplaced block with the rest, and the frame whose choice separated
+/// it.
 struct Task {
     from: u32,
     to: u32,
     parent: usize,
 }
 
-/// One open choice: what comes next on a section.
+/// One open choice: what goes next on a section.
 struct Frame {
     from: u32,
     to: u32,
@@ -56,19 +56,19 @@ struct Frame {
     tasks: usize,
 }
 
-/// Which section of which valley is settled first.
+/// Which section of which valley is decided first.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BranchingRule {
     /// Of any valley, or of the lowest ones only.
     pub any_valley: bool,
-    /// Of their sections.
+    /// Which of their sections.
     pub choice: SectionChoice,
 }
 
-/// Which section of the valleys is settled first; ties go to the earliest.
+/// Which section of the valleys is decided first; ties go to the earliest.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum SectionChoice {
-    /// One that can waste nothing, with the fewest blocks that can lie on its floor.
+    /// One that cannot waste anything, with the fewest blocks that can lie on its floor.
     FullThenFew,
     /// The one that can waste least.
     LeastSlack,
@@ -87,15 +87,15 @@ pub(super) struct ExactSearch<'a> {
     /// The block of the same size and lifetime that comes right before it in that order: it lies
     /// lower.
     equal_before: Vec<u32>,
-    /// Height below which nothing more is put, by section.
+    /// Height below which nothing more is placed, by section.
     floor: Vec<u64>,
     /// Bytes that a section can still waste.
     slack: Vec<u64>,
     /// The block whose top is the floor.
     top: Vec<u32>,
-    /// How many unplaced blocks can lie on the floor.
+    /// The number of unplaced blocks that can lie on the floor.
     lying: Vec<u32>,
-    /// Unplaced blocks in each section, and those alive in it and in the one before.
+    /// Unplaced blocks in each section, and those alive both in it and in the one before.
     waiting: Vec<u32>,
     crossing: Vec<u32>,
     /// Highest floor under each block.
@@ -108,7 +108,7 @@ pub(super) struct ExactSearch<'a> {
 }
 
 impl<'a> ExactSearch<'a> {
-    /// A search with nothing placed, or `None` where the blocks of one section exceed the capacity.
+    /// A search with nothing placed, or `None` if the blocks of one section exceed the capacity.
     pub fn new(
         blocks: &'a [Lifetime],
         sections: &'a Sections,
@@ -146,8 +146,8 @@ impl<'a> ExactSearch<'a> {
         })
     }
 
-    /// Puts blocks where they have to be, for good; what is below them stays empty. False where
-    /// more is empty then than may be.
+    /// Puts blocks at their given addresses, permanently; the space below them stays empty. False
+    /// if that leaves more empty than allowed.
     pub fn fix(&mut self, addresses: &[Option<u64>]) -> bool {
         let mut placed: Vec<(u64, u32)> =
             (0..).zip(addresses).filter_map(|(block, at)| Some(((*at)?, block))).collect();
@@ -163,7 +163,7 @@ impl<'a> ExactSearch<'a> {
             if !self.place(block, at) {
                 return false;
             }
-            // Nobody changes places with it.
+            // No block changes places with it.
             (from..to).for_each(|section| self.top[section as usize] = NO_BLOCK);
         }
         self.trail.clear();
@@ -219,7 +219,7 @@ impl<'a> ExactSearch<'a> {
         Outcome::Found(addresses)
     }
 
-    /// The parts of `from..to` that share no unplaced block, each as a task.
+    /// The parts of `from..to` that share no unplaced block with each other, each as a task.
     fn split(&self, from: u32, to: u32, parent: usize, tasks: &mut Vec<Task>) {
         let first = tasks.len();
         let mut start = from;
@@ -233,7 +233,7 @@ impl<'a> ExactSearch<'a> {
                 start = section;
             }
         }
-        // The last is taken first: the one with the least to waste.
+        // The last is taken first: the one that may waste least.
         tasks[first..].sort_by_key(|task| {
             std::cmp::Reverse(
                 (task.from..task.to).map(|section| self.slack[section as usize]).min(),
@@ -241,7 +241,7 @@ impl<'a> ExactSearch<'a> {
         });
     }
 
-    /// Chooses the section to settle next, and what may lie on its floor.
+    /// Chooses the section to decide next, and what may lie on its floor.
     fn open(&self, task: Task, choices: &mut Vec<u32>, tasks: usize) -> Frame {
         let Task { from, to, parent } = task;
         let lowest = (from..to).map(|section| self.floor[section as usize]).min().unwrap_or(0);
@@ -349,7 +349,7 @@ impl<'a> ExactSearch<'a> {
         }
     }
 
-    /// Leaves the floor of a section empty: what comes next on it rests on a neighbour of the
+    /// Leaves the floor of a section empty: what goes next on it rests on a neighbour of the
     /// valley, or on something in the valley that does not cover the section.
     fn raise(&mut self, section: u32, from: u32, to: u32) -> bool {
         let s = section as usize;
@@ -384,7 +384,7 @@ impl<'a> ExactSearch<'a> {
         true
     }
 
-    /// A block lies no lower than `to`.
+    /// Raises the lowest address of a block to `to`.
     fn lift(&mut self, block: u32, to: u64) {
         let b = block as usize;
         let was = self.lowest[b];
@@ -414,9 +414,9 @@ impl<'a> ExactSearch<'a> {
         }
     }
 
-    /// Counts what can lie on changed floors, and raises those on which nothing can; false where
-    /// one wastes more than it may. All blocks of a raised section lie at least as high already, so
-    /// no other section changes.
+    /// Counts what can lie on changed floors, and raises those on which nothing can; false if a
+    /// section wastes more than it may. All blocks of a raised section lie at least that high
+    /// already, so no other section changes.
     fn settle(&mut self) -> bool {
         let mut fits = true;
         while let Some(section) = self.dirty.pop() {

@@ -1,5 +1,5 @@
 //! Orders in which blocks are placed, and their repair. Invariant: every order is a permutation of
-//! the same blocks, and a repaired order is taken only where it ends lower.
+//! the same blocks, and a repaired order is taken only if it ends lower.
 //!
 //! Source of the repair: Joslin and Clements, "Squeaky Wheel Optimization", 1999.
 
@@ -17,8 +17,8 @@ pub(super) fn by_size(blocks: &[Lifetime], free: &[u32]) -> Vec<u32> {
     order
 }
 
-/// Further orders: what lives where the most bytes are held comes first, for those have no room to
-/// give way. Among equals the largest, or the longest-lived.
+/// Further orders: blocks that live where the most bytes are held come first, for they have the
+/// least freedom to move. Among equals the largest, or the longest-lived.
 pub(super) fn by_pressure(
     blocks: &[Lifetime],
     free: &[u32],
@@ -36,7 +36,7 @@ pub(super) fn by_pressure(
     })
 }
 
-/// Places the blocks again and again, until they end at `stop` or lower; those that stick out above
+/// Places the blocks repeatedly until they end at `stop` or lower; those that stick out above
 /// `target` are moved to the front of the order. Ends after `most_failed` rounds without a lower
 /// end.
 pub(super) fn repair(
@@ -71,25 +71,25 @@ pub(super) fn repair(
     best
 }
 
-/// What a ranking looks at first.
+/// The criteria of a ranking, in order.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Ranking {
     /// Length of life, then area.
     Length,
-    /// Bytes held beside it, then area.
+    /// Most bytes held during its life, then area.
     PressureArea,
-    /// Bytes held beside it, then length of life.
+    /// Most bytes held during its life, then length of life.
     PressureLength,
     /// Size, then area.
     Size,
 }
 
-/// All of them.
+/// All rankings.
 pub(super) const RANKINGS: [Ranking; 4] =
     [Ranking::Length, Ranking::Size, Ranking::PressureArea, Ranking::PressureLength];
 
 /// The position of each block in an order for the exact search. `noise` stretches each measure by
-/// up to that share.
+/// at most that fraction.
 pub(super) fn rank(
     blocks: &[Lifetime],
     cut: &Sections,

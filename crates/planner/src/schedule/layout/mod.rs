@@ -1,6 +1,6 @@
-//! Lifetimes become addresses. Invariant: two buffers that are alive at the same time never
-//! overlap, every address is aligned, and with a limit of work alone the result depends on nothing
-//! but the arguments.
+//! Turns lifetimes into addresses. Invariant: two buffers that are alive at the same time never
+//! overlap, every address is aligned, and with a limit of work alone the result depends only on the
+//! arguments.
 
 mod best_fit;
 mod branch_and_bound;
@@ -36,8 +36,8 @@ pub struct Packing {
     pub addresses: Vec<u64>,
     /// The first byte that none of them uses, a multiple of the alignment.
     pub end: Bytes,
-    /// No packing ends before this: the most bytes held at once, or more where a search has
-    /// excluded that.
+    /// No packing ends before this: the most bytes held at once, or more if a search has excluded
+    /// that.
     pub bound: Bytes,
 }
 
@@ -51,7 +51,7 @@ impl Packing {
 /// Where lifetimes are packed.
 #[derive(Clone, Copy, Debug)]
 pub struct Shelf<'a> {
-    /// The addresses of lifetimes that have theirs already.
+    /// The addresses of lifetimes that are placed already.
     pub fixed: &'a [Option<u64>],
     /// No other lifetime is placed below this.
     pub floor: u64,
@@ -59,15 +59,15 @@ pub struct Shelf<'a> {
     pub alignment: u64,
     /// Where all of them should end.
     pub goal: Goal,
-    /// An end so low does, too; the search is the same until it is reached.
+    /// An end this low is enough, too; the search is the same until it is reached.
     pub enough: Bytes,
 }
 
 /// An address for each lifetime.
 ///
-/// The search
-/// ends as soon as all addresses lie within the goal, or when nothing better is possible, or with
-/// the effort. Some packing is always returned; whoever has a capacity looks at its end.
+/// The search ends as soon as all addresses lie within the goal, when nothing better is possible,
+/// or when the effort is used up. Some packing is always returned; a caller with a capacity checks
+/// its end.
 pub fn pack(lifetimes: &[Lifetime], within: &Shelf<'_>, effort: &Effort<'_>) -> Packing {
     let &Shelf { fixed, floor, alignment, goal, enough } = within;
     let blocks: Vec<Lifetime> = lifetimes
@@ -77,7 +77,7 @@ pub fn pack(lifetimes: &[Lifetime], within: &Shelf<'_>, effort: &Effort<'_>) -> 
     let floor = Bytes(floor).align_up(alignment).0;
     let mut meter = Meter::new(effort);
     let bound = lower_bound(&blocks, fixed, floor);
-    // Below every end, where nothing but the lowest will do.
+    // Below every end if only the lowest will do.
     let capacity = match goal {
         Goal::Within(capacity) => capacity.0,
         Goal::Smallest => 0,
@@ -90,7 +90,7 @@ pub fn pack(lifetimes: &[Lifetime], within: &Shelf<'_>, effort: &Effort<'_>) -> 
         bound: Bytes(bound),
     };
 
-    // The largest first is nearly always enough.
+    // Largest first nearly always suffices.
     let free: Vec<u32> =
         (0..blocks.len() as u32).filter(|&i| fixed[i as usize].is_none()).collect();
     let mut order = local_search::by_size(&blocks, &free);
@@ -146,7 +146,7 @@ pub fn pack(lifetimes: &[Lifetime], within: &Shelf<'_>, effort: &Effort<'_>) -> 
     packing(best, bound)
 }
 
-/// No packing ends lower: above the floor there is at least what is held at once.
+/// No packing ends lower: above the floor it takes at least the bytes held at once.
 fn lower_bound(blocks: &[Lifetime], fixed: &[Option<u64>], floor: u64) -> u64 {
     let mut changes: Vec<(u32, bool, u64)> = Vec::with_capacity(blocks.len() * 2);
     let mut bound = floor;
@@ -169,10 +169,9 @@ fn lower_bound(blocks: &[Lifetime], fixed: &[Option<u64>], floor: u64) -> u64 {
     bound
 }
 
-/// Searches for a packing within the capacity and, where there is none, for the lowest, until one
-/// ends at `stop` or lower. Returns the best packing and the bound, each as far as they were
-/// improved.
-#[allow(clippy::too_many_arguments)] // the arguments of a packing, and what is known of it
+/// Searches for a packing within the capacity and, if there is none, for the lowest, until one ends
+/// at `stop` or lower. Returns the best packing and the bound, each as far as they were improved.
+#[allow(clippy::too_many_arguments)] // the arguments of a packing, and its known results
 fn exact(
     blocks: &[Lifetime],
     fixed: &[Option<u64>],
@@ -191,14 +190,14 @@ fn exact(
     let chosen: Vec<Lifetime> = above.iter().map(|&i| blocks[i]).collect();
     let placed: Vec<Option<u64>> =
         above.iter().map(|&i| fixed[i].map(|address| address.saturating_sub(floor))).collect();
-    // Nothing is put into holes below what has its place, so nothing is excluded.
+    // Holes below placed blocks are not used, so with any of these nothing is excluded.
     let is_clear = placed.iter().all(Option::is_none);
     let Some(cut) = sections(&chosen, meter) else { return (best, bound) };
     let smallest = capacity < bound;
     let target = bound.max(capacity);
-    // A capacity is searched for with all effort; how low one can get beyond that, with some.
+    // Searching for a capacity gets all effort; going lower beyond that gets some.
     let mut passes = if smallest { 1 } else { u64::MAX };
-    // Ends from `low` on are neither excluded nor given up.
+    // Ends from `low` on are neither excluded nor abandoned.
     let (mut goal, mut low) = (target / alignment * alignment, bound);
     loop {
         let height = goal.saturating_sub(floor);
@@ -224,10 +223,10 @@ fn exact(
     }
 }
 
-/// Rounds of repair without a lower end after which it stops.
+/// Rounds of repair without a lower end after which repair stops.
 const MOST_FAILED_ROUNDS: u32 = 3;
 
-/// What nothing ends: a greedy pass that must be made.
+/// No limit: for a greedy pass that must be made.
 const UNLIMITED: Effort<'static> = Effort::work(0, u64::MAX);
 
 #[cfg(test)]
@@ -253,8 +252,8 @@ mod tests {
 
     #[test]
     fn the_smallest_gap_that_holds_it_is_taken() {
-        // 256 bytes die at 1 and leave a hole of 256; 128 die at 1 and leave one of 128; the
-        // newcomer needs 100.
+        // 256 bytes die at 1 and leave a hole of 256; 128 die at 1 and leave one of 128; the new
+        // block needs 100.
         let lives =
             [life(0, 1, 256), life(0, 9, 192), life(0, 1, 128), life(0, 9, 112), life(2, 9, 100)];
         let packing = packed(&lives, &[None; 5], 0);

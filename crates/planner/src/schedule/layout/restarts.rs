@@ -1,5 +1,5 @@
-//! Exact searches that take turns. Invariant: the turns depend on nothing but the blocks, the
-//! capacity and the seed, and each is tried again with a higher limit as long as effort is left.
+//! Exact searches that take turns. Invariant: the turns depend only on the blocks, the capacity and
+//! the seed, and each is tried again with a higher limit as long as effort is left.
 //!
 //! How long a search takes for one packing varies by orders of magnitude between rules and
 //! rankings, and so do the moments that are hard to pack: many short searches find what a long one
@@ -14,26 +14,26 @@ use crate::schedule::layout::local_search::{self, RANKINGS};
 use crate::schedule::layout::sections::{Sections, sections};
 use crate::schedule::layout::tight::{self, Core};
 
-/// Rules by which the next section is chosen, the one that finds most first.
+/// Rules for choosing the next section, the most successful first.
 const CHOICES: [SectionChoice; 4] = [
     SectionChoice::LeastSlack,
     SectionChoice::FullThenFew,
     SectionChoice::Few,
     SectionChoice::First,
 ];
-/// Shares of the capacity from which on a moment is tight; at last all are.
+/// Fractions of the capacity above which a moment counts as tight; for the last, all do.
 const SHARES: [f64; 4] = [0.98, 0.9, 0.7, 0.0];
 /// Turns of one pass: each rule in any valley or only in the lowest, each share, each ranking.
 const TURNS: u64 = 8 * 4 * 4;
-/// Nodes of the shortest search, for each block: a packing has as many, and some floors are raised.
+/// Nodes of the shortest search per block: a packing has one per block, and some floors are raised.
 const NODES: u64 = 2;
-/// Nodes of the shortest search of few blocks: enough to exclude an end where there are ten.
+/// Least nodes of the shortest search: enough to exclude an end for ten blocks.
 const FEWEST: u64 = 600;
-/// How much the measures of a ranking are stretched at most, after the first pass.
+/// Largest stretch of the measures of a ranking, as a fraction, after the first pass.
 const NOISE: f64 = 0.3;
 
-/// Searches again and again, for at most `passes` of all turns. What has its place stays there, and
-/// what is below it stays empty.
+/// Searches repeatedly, for at most `passes` times all turns. Placed blocks stay where they are,
+/// and the space below them stays empty.
 pub(super) fn restarts(
     blocks: &[Lifetime],
     placed: &[Option<u64>],
@@ -77,7 +77,7 @@ pub(super) fn restarts(
                 {
                     return Outcome::Found(placement.addresses);
                 }
-                // The core is not what is hard: on to a larger one.
+                // The core is not the hard part: on to a larger one.
                 round = round.next_multiple_of(4);
             }
             Outcome::Impossible => return Outcome::Impossible,
@@ -90,9 +90,9 @@ pub(super) fn restarts(
     Outcome::Spent
 }
 
-/// 1, 1, 2, 1, 1, 2, 4, …: no sequence of limits is better by more than a logarithm where nothing
-/// is known of the running times. Source: Luby, Sinclair and Zuckerman, "Optimal Speedup of Las
-/// Vegas Algorithms", 1993.
+/// 1, 1, 2, 1, 1, 2, 4, …: no sequence of limits is better by more than a logarithm if nothing is
+/// known of the running times. Source: Luby, Sinclair and Zuckerman, "Optimal Speedup of Las Vegas
+/// Algorithms", 1993.
 fn luby(mut i: u64) -> u64 {
     loop {
         let bits = 64 - i.leading_zeros();

@@ -10,16 +10,16 @@ use crate::schedule::layout::Lifetime;
 /// Blocks and sections, each listed by the other.
 #[derive(Debug)]
 pub(super) struct Sections {
-    /// For each block: its first section, and the one behind its last.
+    /// For each block: its first section, and one past its last.
     pub range: Vec<(u32, u32)>,
     /// For each section: the blocks alive in it, by number.
     pub live: Vec<Vec<u32>>,
-    /// For each section: the blocks whose first it is.
+    /// For each section: the blocks that begin in it.
     pub starting: Vec<Vec<u32>>,
 }
 
 impl Sections {
-    /// Bytes held in each section.
+    /// The bytes held in each section.
     pub fn held(&self, blocks: &[Lifetime]) -> Vec<u64> {
         self.live
             .iter()
@@ -38,8 +38,8 @@ impl Sections {
 /// Most entries in all lists of live blocks together.
 const MOST_ENTRIES: usize = 1 << 24;
 
-/// The sections of some lifetimes, or `None` where their lists would be too long to work with or
-/// the time is over.
+/// The sections of some lifetimes, or `None` if their lists would be too long to work with or time
+/// is up.
 pub(super) fn sections(lifetimes: &[Lifetime], meter: &mut Meter<'_>) -> Option<Sections> {
     let mut births: Vec<u32> = (0..lifetimes.len() as u32).collect();
     let mut deaths = births.clone();
@@ -50,7 +50,7 @@ pub(super) fn sections(lifetimes: &[Lifetime], meter: &mut Meter<'_>) -> Option<
     let mut now: Vec<u32> = Vec::new();
     let (mut born, mut open, mut entries) = (0, false, 0);
     for dying in deaths {
-        // A set is as large as it gets right before the first death that follows a birth.
+        // A set is largest right before the first death that follows a birth.
         while born < births.len()
             && lifetimes[births[born] as usize].first <= lifetimes[dying as usize].last
         {

@@ -1,9 +1,9 @@
-//! The tightest moments on their own. Invariant: the blocks that live in one of them keep their
-//! whole lifetimes, so what has no packing on its own has none among all, and what has one stays
-//! where it is.
+//! The tightest moments by themselves. Invariant: the blocks that live in one of them keep their
+//! whole lifetimes, so if they have no packing by themselves there is none for all, and blocks that
+//! have a place stay there.
 //!
-//! Only few moments of a step come near its peak. What lives then is packed exactly, and nearly all
-//! else has room to spare: best fit places it around.
+//! Few moments of a step come near its peak. What lives then is packed exactly, and nearly all
+//! other blocks have room to spare: best fit places them around it.
 
 use crate::effort::Meter;
 use crate::schedule::layout::best_fit::{BestFit, Placement};
@@ -14,11 +14,12 @@ use crate::schedule::layout::{Lifetime, local_search};
 pub(super) struct Core {
     pub members: Vec<u32>,
     pub lives: Vec<Lifetime>,
-    /// The addresses of those that have their places.
+    /// The addresses of those that are placed already.
     pub placed: Vec<Option<u64>>,
 }
 
-/// The blocks of all sections that hold at least `least` bytes, and all that have their places.
+/// The blocks of all sections that hold at least `least` bytes, and all blocks that are placed
+/// already.
 pub(super) fn core(
     blocks: &[Lifetime],
     placed: &[Option<u64>],

@@ -1,11 +1,12 @@
 //! Selective checkpointing as a shortest path through the forward post-order: which modules to
 //! checkpoint, without a solver. Invariant: an answer is an optimum, up to a billionth of its
-//! seconds; where the work is too much there is none.
+//! seconds; if it would take too much work, there is no answer.
 //!
-//! Candidates stand in the order in which they end. Before each of them one either steps over it,
-//! or over it and all below it at once by checkpointing it; so every path is a choice of which none
-//! contains another. A *label* is such a beginning of a path: what it discards at least, in which
-//! time, and at which rates its modules may discard more. `doc/theory/selective.md` has the proofs.
+//! Candidates are in the order in which they end. Before each of them a path either steps over it,
+//! or over it and all below it at once by checkpointing it; so every path is a choice of modules of
+//! which none contains another. A *label* is such a beginning of a path: what it discards at least,
+//! in which time, and at which rates its modules may discard more. `doc/theory/selective.md` has
+//! the proofs.
 
 use crate::analysis::modules::ModuleInfo;
 use crate::effort::Meter;
@@ -13,20 +14,20 @@ use crate::plan::modules::candidate::{CheckpointCandidate, Piece};
 use crate::plan::modules::memory::MemoryRow;
 use crate::units::Bytes;
 
-/// How many labels may stand at one place: few are often enough for a proof, and what they find
-/// excludes most of the others.
+/// Most labels kept at one place: few often suffice for a proof, and what they find excludes most
+/// of the others.
 const WIDTHS: [usize; 2] = [64, 1024];
-/// How many pieces may be looked at, about a second's worth.
+/// Most pieces that are examined, about a second's worth.
 const MOST_WORK: u64 = 200_000_000;
-/// As many of them take as long as one operation of a planner.
+/// Pieces that take as long to examine as one operation of a planner.
 const PIECES_OF_AN_OPERATION: u64 = 10;
-/// A part of a byte that no need depends on.
+/// Fraction of a byte that is too small to matter for a need.
 const CRUMB: f64 = 1e-3;
-/// What is faster by less than this share is not faster.
+/// Relative difference in seconds that does not count as faster.
 const CLOSE: f64 = 1e-9;
 
-/// The modules that recompute least within a budget; `None` where that is not found out: it cannot
-/// be met, modules do not end right behind those below them, or it takes too much work.
+/// The modules that recompute least within a budget; `None` if there is no answer: the budget
+/// cannot be met, modules do not end right after those below them, or it takes too much work.
 pub fn cheapest<'a>(
     info: &ModuleInfo,
     candidates: &'a [CheckpointCandidate],
@@ -40,15 +41,16 @@ pub fn cheapest<'a>(
     chosen
 }
 
-/// Candidates in the order in which they end, and what is asked of them.
+/// Candidates in the order in which they end, and the search's data about them.
 struct Search<'a> {
     candidates: Vec<&'a CheckpointCandidate>,
-    /// By place: what has to be discarded by those before it.
+    /// By place: the bytes that those before it have to discard.
     needs: Vec<f64>,
-    /// By place: the candidates whose first candidate below, or themselves, stands there.
+    /// By place: the candidates whose first candidate below, or else the candidate itself, is
+    /// there.
     begins: Vec<Vec<usize>>,
-    /// By place: the least seconds, as far as no half of a module is excluded, in which those from
-    /// there on discard; convex.
+    /// By place: the least seconds in which those from there on discard, if fractions of modules
+    /// are allowed; convex.
     ahead: Vec<Vec<Piece>>,
     work: u64,
 }
@@ -56,10 +58,10 @@ struct Search<'a> {
 /// A beginning of a path.
 #[derive(Clone)]
 struct Label {
-    /// What it discards at least, and in which time.
+    /// The bytes that it discards at least, and the seconds for them.
     bytes: f64,
     seconds: f64,
-    /// What its modules may discard beyond that, by rising rates.
+    /// What its modules may discard beyond that, by increasing rate.
     left: Vec<Piece>,
     /// The last link of its modules.
     last: Option<usize>,
@@ -71,11 +73,11 @@ struct Link {
     before: Option<usize>,
 }
 
-/// What one search over all places found.
+/// Results of one search over all places.
 struct Found<'a> {
-    /// The fastest path, where it is faster than the limit.
+    /// The fastest path, if it is faster than the limit.
     best: Option<(f64, Vec<&'a CheckpointCandidate>)>,
-    /// No path that was left out for want of room takes less.
+    /// No path that was dropped for lack of width takes less.
     excluded: f64,
 }
 
@@ -125,7 +127,7 @@ impl<'a> Search<'a> {
         Some(search)
     }
 
-    /// The candidates of the fastest path; `None` where that is not found out.
+    /// The candidates of the fastest path; `None` if it is not found.
     fn cheapest(&mut self) -> Option<Vec<&'a CheckpointCandidate>> {
         let mut best: Option<(f64, Vec<&CheckpointCandidate>)> = None;
         for width in WIDTHS {
@@ -142,8 +144,8 @@ impl<'a> Search<'a> {
         None
     }
 
-    /// Follows at most `width` labels from each place to the next ones; `None` where the work is
-    /// too much.
+    /// Follows at most `width` labels from each place to the next ones; `None` if that is too much
+    /// work.
     fn paths(&mut self, width: usize, limit: f64) -> Option<Found<'a>> {
         let count = self.candidates.len();
         let whole = self.needs[count];
@@ -180,7 +182,7 @@ impl<'a> Search<'a> {
             }
             for label in kept {
                 for &at in &self.begins[place] {
-                    // While it is passed, nothing below it discards.
+                    // While it is passed, no module below it discards.
                     let Some(before) = label.clone().discarding(self.needs[at]) else { continue };
                     let candidate = self.candidates[at];
                     links.push(Link { candidate: at, before: label.last });
@@ -205,7 +207,7 @@ impl<'a> Search<'a> {
 }
 
 impl Label {
-    /// The label that discards at least `need`, at the lowest rates; `None` where it cannot.
+    /// The label that discards at least `need`, at the lowest rates; `None` if it cannot.
     fn discarding(mut self, need: f64) -> Option<Label> {
         let mut used = 0;
         for piece in &mut self.left {
@@ -223,7 +225,7 @@ impl Label {
         (need - self.bytes <= CRUMB).then_some(self)
     }
 
-    /// Whether it discards as much in no more time, however much up to `whole` that is. Seconds are
+    /// Whether it discards every amount up to `whole` in no more time than the other. Seconds are
     /// convex, so only the corners of the other have to be compared.
     fn beats(&self, other: &Label, whole: f64, work: &mut u64) -> bool {
         let (mut bytes, mut spent) = (other.bytes, other.seconds);
@@ -242,7 +244,7 @@ impl Label {
     }
 }
 
-/// What `bytes` take at the lowest rates; infinite where there are not so many.
+/// Seconds of `bytes` at the lowest rates; infinite if the pieces have fewer bytes.
 fn seconds(pieces: &[Piece], bytes: f64) -> f64 {
     let (mut short, mut spent) = (bytes, 0.0);
     for piece in pieces {
@@ -256,7 +258,7 @@ fn seconds(pieces: &[Piece], bytes: f64) -> f64 {
     if short > CRUMB { f64::INFINITY } else { spent }
 }
 
-/// Both, by rising rates.
+/// The pieces of both, by increasing rate.
 fn merged(a: &[Piece], b: &[Piece]) -> Vec<Piece> {
     let (mut a, mut b) = (a.iter().peekable(), b.iter().peekable());
     let mut both: Vec<Piece> = Vec::with_capacity(a.len() + b.len());
@@ -273,7 +275,7 @@ fn merged(a: &[Piece], b: &[Piece]) -> Vec<Piece> {
     }
 }
 
-/// Bytes and seconds where pieces meet.
+/// Bytes and seconds at which pieces meet.
 fn corners(bytes: f64, seconds: f64, pieces: &[Piece]) -> Vec<(f64, f64)> {
     let mut at = (bytes, seconds);
     let mut corners = vec![at];
@@ -285,7 +287,7 @@ fn corners(bytes: f64, seconds: f64, pieces: &[Piece]) -> Vec<(f64, f64)> {
 }
 
 /// The pieces of the highest convex curve that is nowhere above these points, the first of which is
-/// no bytes for nothing.
+/// zero bytes in zero seconds.
 fn lower_hull(mut points: Vec<(f64, f64)>) -> Vec<Piece> {
     points.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
     let mut hull: Vec<(f64, f64)> = Vec::new();

@@ -23,7 +23,7 @@ use crate::units::Bytes;
 /// The modules that the solver chooses, and how far above the optimum they may be.
 pub type Chosen<'a> = (Vec<&'a CheckpointCandidate>, Option<f64>);
 
-/// The solver's choice; `None` where none fits.
+/// The solver's choice; `None` if none fits.
 pub fn solve<'a>(
     info: &ModuleInfo,
     candidates: &'a [CheckpointCandidate],
@@ -54,10 +54,10 @@ pub fn solve<'a>(
     Ok(answer.map(|answer| (checkpointing.chosen(&answer), answer.gap)))
 }
 
-/// The part of a program that says who is checkpointed and discards how much.
+/// The part of a program that decides which modules are checkpointed and how much each discards.
 pub struct Checkpointing<'a> {
     units: Vec<CheckpointingUnit<'a>>,
-    /// Bytes in a unit of the scale.
+    /// Bytes per unit of the scale.
     bytes: f64,
 }
 
@@ -83,8 +83,7 @@ impl<'a> Checkpointing<'a> {
         for candidate in candidates.iter().filter(|candidate| candidate.position < last) {
             let chosen = milp.binary();
             let discards = match goal {
-                // d ≤ D·y for each piece: the seconds of a fraction of a unit are that fraction of
-                // the unit's.
+                // d ≤ D·y for each piece: a fraction of a unit takes that fraction of its seconds.
                 Goal::Fastest(_) => candidate
                     .pieces
                     .iter()
@@ -95,12 +94,12 @@ impl<'a> Checkpointing<'a> {
                         (piece, rate * scale.bytes)
                     })
                     .collect(),
-                // To discard everything is never higher.
+                // Discarding everything never gives a higher peak.
                 Goal::Lowest => Vec::new(),
             };
             units.push(CheckpointingUnit { candidate, chosen, discards });
         }
-        // No unit contains another: at most one on the way from any of them to the root.
+        // No unit contains another: at most one on the path from any of them to the root.
         for lowest in &units {
             let module = lowest.candidate.module;
             let contains = |other: &CheckpointingUnit| {
@@ -129,7 +128,7 @@ impl<'a> Checkpointing<'a> {
         sum
     }
 
-    /// All recomputation.
+    /// The seconds of all recomputation.
     pub fn seconds(&self) -> Expression {
         let mut sum = Expression::from(0.0);
         for unit in &self.units {
@@ -139,12 +138,12 @@ impl<'a> Checkpointing<'a> {
         sum
     }
 
-    /// Modules and variables of who is checkpointed.
+    /// Modules that may be checkpointed, with their variables.
     pub fn variables(&self) -> impl Iterator<Item = (ModuleIndex, Variable)> {
         self.units.iter().map(|unit| (unit.candidate.module, unit.chosen))
     }
 
-    /// Who is checkpointed in an answer.
+    /// The modules that an answer checkpoints.
     pub fn chosen(&self, answer: &MilpAnswer) -> Vec<&'a CheckpointCandidate> {
         self.units
             .iter()

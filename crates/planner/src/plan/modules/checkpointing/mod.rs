@@ -1,7 +1,7 @@
 //! Selective checkpointing of modules: which modules recompute how much of what they make, in the
 //! least time, within a budget. Invariant: the search and the solver choose modules only; how much
 //! each discards follows exactly, and peak and seconds of a plan are sums over the statistics, not
-//! what the solver says of them.
+//! the solver's values.
 //!
 //! Source: PyTorch, `torch/distributed/_tools/sac_ilp.py` (`sac_milp`). Departures: see
 //! `doc/theory/selective.md`.
@@ -25,33 +25,33 @@ use crate::plan::modules::memory::{MemoryRow, activations, binding};
 use crate::plan::modules::{ModulePlanError, answered};
 use crate::units::{Bytes, Seconds};
 
-/// What selective checkpointing is asked for.
+/// A selective checkpointing problem.
 #[derive(Clone, Debug)]
 pub struct SelectiveTask {
     /// The peak of every device, at most.
     pub budget: Bytes,
     /// Devices that parameters and gradients are divided among.
     pub world_size: u32,
-    /// The only modules that may be checkpointed; absent: all that are no leaves.
+    /// The only modules that may be checkpointed; absent: all that are not leaves.
     pub allowed: Option<Vec<ModuleIndex>>,
-    /// Units of sharding: what contains one of them is not checkpointed.
+    /// Units of sharding: modules that contain one of them are not checkpointed.
     pub sharded: Vec<ModuleIndex>,
     /// For the solver.
     pub limits: SolverLimits,
 }
 
-/// Modules that recompute, and what that comes to.
+/// Modules that recompute, and their total costs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SelectivePlan {
-    /// No one contains another; in forward pre-order.
+    /// None contains another; in forward pre-order.
     pub units: Vec<CheckpointedUnit>,
-    /// All recomputation.
+    /// The seconds of all recomputation.
     pub recompute: Seconds,
     /// The peak.
     pub peak: Bytes,
     /// The module where it is reached.
     pub binding: ModuleIndex,
-    /// The optimum lies at most this share below; absent where the solver's time was up.
+    /// The optimum lies at most this share below; absent if the solver's time was up.
     pub gap: Option<f64>,
 }
 
@@ -63,7 +63,7 @@ pub fn selective(
     selective_on(info, task, &own_clock())
 }
 
-/// The same on the clock of the caller; one that jumps to infinity ends it.
+/// The same on the caller's clock; a clock that jumps to infinity ends it.
 pub fn selective_on(
     info: &ModuleInfo,
     task: &SelectiveTask,
@@ -114,8 +114,8 @@ pub fn selective_on(
     let solve = |goal, meter: &Meter<'_>| {
         solve(info, &candidates, goal, &persistent, (task.limits.gap, meter))
     };
-    // Whether anything fits is the smaller question, and its answer is what there is to say where
-    // nothing does.
+    // Whether anything fits is the easier question, and its answer is what to report if nothing
+    // does.
     let (chosen, lowest_gap) = solve(Goal::Lowest, &meter)?.unwrap_or_default();
     let all: Vec<(ModuleIndex, Bytes)> =
         chosen.iter().map(|unit| (unit.module, unit.most)).collect();
@@ -144,6 +144,6 @@ pub fn selective_on(
             (plan, peak)
         }))
     })?;
-    // Where the solver fails, the modules with the smallest peak fit.
+    // If the solver fails, the modules with the smallest peak fit.
     Ok(fastest.unwrap_or_else(|| evaluate(&filled(&chosen, task.budget), None)))
 }

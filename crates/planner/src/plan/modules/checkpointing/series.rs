@@ -1,6 +1,6 @@
 //! Selective checkpointing within one budget after another. Invariant: the solver is asked once,
-//! for the lowest peak; within a budget the search decides, and where that has no answer the
-//! modules with the lowest peak do. So whoever asks comes to an end.
+//! for the lowest peak; within a budget the search decides, and if it has no answer, the modules
+//! with the lowest peak are used. So every call ends.
 
 use crate::analysis::modules::{ModuleIndex, ModuleInfo, ModuleStats};
 use crate::effort::Meter;
@@ -28,7 +28,7 @@ impl<'a> SelectiveSeries<'a> {
     /// Finds the lowest peak.
     ///
     /// # Errors
-    /// [`ModulePlanError::Unsolved`] where the solver does not find it in time.
+    /// [`ModulePlanError::Unsolved`] if the solver does not find it in time.
     pub fn new(
         info: &'a ModuleInfo,
         meter: &Meter<'_>,
@@ -51,7 +51,7 @@ impl<'a> SelectiveSeries<'a> {
         Ok(SelectiveSeries { info, candidates, rows, lowest, least })
     }
 
-    /// The lowest peak that any choice of modules reaches, as the statistics have it.
+    /// The lowest peak that any choice of modules reaches, according to the statistics.
     pub fn least(&self) -> Bytes {
         self.least
     }
@@ -77,7 +77,7 @@ impl<'a> SelectiveSeries<'a> {
     }
 }
 
-/// What is held during a module's backward pass beside activations.
+/// Bytes held during a module's backward pass in addition to activations.
 fn persistent(info: &ModuleInfo, module: ModuleIndex) -> Bytes {
     info.modules()[info.root()].parameters + info.modules()[module].total_gradients
 }

@@ -1,6 +1,5 @@
 //! What units of sharding cost: bytes of every device, and communication that no computation hides.
-//! Invariant: plain sums over the statistics, the same for a plan and for what the program is made
-//! of.
+//! Invariant: plain sums over the statistics, the same for a plan and for the program.
 
 use crate::analysis::modules::{ModuleIndex, ModuleInfo};
 use crate::machine::Link;
@@ -36,7 +35,7 @@ impl<'a> Costs<'a> {
         }
     }
 
-    /// Until `parameters` bytes are gathered: from the host to the device first where they are
+    /// Seconds until `parameters` bytes are gathered: from the host to the device first if they are
     /// offloaded, then from all devices.
     pub fn gather(&self, parameters: f64, offloaded: bool) -> f64 {
         let shard = parameters / f64::from(self.task.world_size);
@@ -48,13 +47,13 @@ impl<'a> Costs<'a> {
         transfer + self.collective(self.task.all_gather, parameters)
     }
 
-    /// Until `gradients` bytes are reduced.
+    /// Seconds until `gradients` bytes are reduced.
     pub fn reduce(&self, gradients: f64) -> f64 {
         self.collective(self.task.reduce_scatter, gradients)
     }
 
-    /// What is waited for behind the last unit of a pass: in the published rules, the latency of a
-    /// unit that is not there. `is_end`: the module is the last of all.
+    /// Seconds of waiting after the last unit of a pass: in the published rules, the latency of a
+    /// nonexistent unit. `is_end`: the module is the last of all.
     pub fn ghost(&self, link: Link, is_end: bool) -> f64 {
         if self.task.variant == ShardVariant::Published && !is_end { link.latency.0 } else { 0.0 }
     }
@@ -93,7 +92,7 @@ impl<'a> Costs<'a> {
         }
     }
 
-    /// Everything but activations during a module's backward pass, by what it is.
+    /// Everything but activations during a module's backward pass, by kind.
     fn parts(&self, units: &[ShardUnit], module: ModuleIndex) -> [(&'static str, Bytes); 3] {
         let modules = self.info.modules();
         let sharded = modules[self.info.root()].parameters + modules[module].total_gradients;
@@ -103,7 +102,7 @@ impl<'a> Costs<'a> {
             .iter()
             .filter(|unit| self.info.contains(unit.module, module))
             .map(|unit| self.of(units, unit));
-        // Two units are on the way at a time, each with its parameters and with a shard that comes
+        // Two units are in flight at a time, each with its parameters and with a shard that comes
         // from the host.
         let on_the_way = units.iter().map(|unit| {
             let parameters = self.of(units, unit).0;
@@ -120,7 +119,7 @@ impl<'a> Costs<'a> {
         ]
     }
 
-    /// All of that.
+    /// The sum of these.
     pub fn persistent(&self, units: &[ShardUnit], module: ModuleIndex) -> Bytes {
         self.parts(units, module).into_iter().map(|(_, bytes)| bytes).sum()
     }
@@ -148,9 +147,9 @@ impl<'a> Costs<'a> {
         held
     }
 
-    /// Communication that no computation hides. The root's is not hidden at all, and neither are
-    /// the first unit's first gather and last reduction; the others pass while the unit before them
-    /// computes.
+    /// Communication that no computation hides. None of the root's is hidden, nor are the first
+    /// unit's first gather and last reduction; the others overlap with the computation of the unit
+    /// before them.
     pub fn exposed(&self, units: &[ShardUnit]) -> crate::units::Seconds {
         let gathers: Vec<f64> = units
             .iter()

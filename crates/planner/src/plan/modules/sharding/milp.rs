@@ -1,6 +1,6 @@
-//! The program of sharding: units as a path. Whoever is a unit is followed by the next one that
-//! gathers, so what a unit's computation has to hide is a cost of two neighbours, and no big number
-//! switches rows off. Invariant: an integral answer costs what `cost` says of its units.
+//! The program of sharding: units as a path. Each unit is followed by the next one that gathers, so
+//! what a unit's computation has to hide is a cost of two neighbours, and no big constant switches
+//! rows off. Invariant: an integral answer costs what `cost` says of its units.
 
 use cranelift_entity::EntityRef;
 use good_lp::{Expression, Variable, constraint};
@@ -16,8 +16,8 @@ use crate::plan::modules::sharding::cost::Costs;
 use crate::plan::modules::sharding::{ShardUnit, ShardVariant};
 use crate::units::Bytes;
 
-/// Smaller parts of all parameters stay on the device: they free next to nothing, and places that
-/// differ by next to nothing make singular bases.
+/// Divisor of the bytes of all parameters: smaller parts stay on the device, since they free almost
+/// nothing, and places that differ by almost nothing make singular bases.
 const WORTH_OFFLOADING: u64 = 10_000;
 
 /// What the solver chose.
@@ -25,8 +25,7 @@ pub struct ShardingChoice<'a> {
     /// The root first.
     pub units: Vec<ShardUnit>,
     pub checkpointed: Vec<&'a CheckpointCandidate>,
-    /// How far above the optimum it may be, as a share of it; absent where the solver's time was
-    /// up.
+    /// How far above the optimum it may be, as a share of it; absent if the solver's time was up.
     pub gap: Option<f64>,
 }
 
@@ -49,7 +48,7 @@ struct Place {
     reduce: f64,
 }
 
-/// The best choice; `None` where none fits.
+/// The best choice; `None` if none fits.
 pub fn solve<'a>(
     costs: &Costs<'_>,
     candidates: &'a [CheckpointCandidate],
@@ -90,8 +89,7 @@ pub fn solve<'a>(
     }))
 }
 
-/// Every module that may be a unit, with its shard on the device and, where that is asked for, on
-/// the host.
+/// Every module that may be a unit, with its shard on the device and, if requested, on the host.
 fn places(milp: &mut Milp, costs: &Costs<'_>) -> Vec<Place> {
     let (info, task) = (costs.info, costs.task);
     let all = info.modules()[info.root()].parameters;
@@ -123,7 +121,7 @@ fn places(milp: &mut Milp, costs: &Costs<'_>) -> Vec<Place> {
     places
 }
 
-/// The root: what it gathers is what the units leave.
+/// The root: it gathers what the units leave to it.
 struct Root {
     /// Its parameters and gradients, in units of the scale.
     parameters: Variable,
@@ -131,7 +129,7 @@ struct Root {
     /// Whether its shard waits on the host, and its parameters if so.
     offloaded: Option<Variable>,
     parameters_offloaded: Option<Variable>,
-    /// Bytes in a unit of the scale.
+    /// Bytes per unit of the scale.
     bytes: f64,
 }
 
@@ -160,7 +158,7 @@ impl Root {
         Root { parameters, gradients, offloaded, parameters_offloaded, bytes: scale.bytes }
     }
 
-    /// Its gather and its reduction, which nothing hides.
+    /// Its gather and its reduction, which are not hidden.
     fn seconds(&self, costs: &Costs<'_>) -> Expression {
         let linear = |of: &dyn Fn(f64) -> f64| (of(0.0), of(self.bytes) - of(0.0));
         let (gather, gather_byte) = linear(&|bytes| costs.gather(bytes, false));
@@ -176,8 +174,8 @@ impl Root {
     }
 }
 
-/// Rows for the bytes during every module's backward pass, as `cost` counts them; and who is
-/// checkpointed.
+/// Rows for the bytes during every module's backward pass, as `cost` counts them; and the modules
+/// that are checkpointed.
 fn memory<'a>(
     milp: &mut Milp,
     costs: &Costs<'_>,
@@ -190,7 +188,7 @@ fn memory<'a>(
     let (info, scale) = (costs.info, Scale::of(costs.info));
     let share = 1.0 / f64::from(costs.task.world_size);
     let of_root = |part: Option<Variable>| part.map_or(Expression::from(0.0), |part| share * part);
-    // What leaves the device.
+    // Bytes that leave the device.
     let offloaded = milp.within(0.0, f64::INFINITY);
     let parts = places
         .iter()
@@ -198,7 +196,7 @@ fn memory<'a>(
         .map(|place| share * scale.bytes(place.parameters) * place.chosen);
     let parts = parts.sum::<Expression>() + of_root(root.parameters_offloaded);
     milp.row(constraint!(parts == offloaded));
-    // The largest unit on the way.
+    // The largest unit in flight.
     let largest = milp.within(0.0, f64::INFINITY);
     milp.row(constraint!(root.parameters + of_root(root.parameters_offloaded) <= largest));
     for variants in places.chunk_by(|a, b| a.unit.module == b.unit.module) {
@@ -224,8 +222,8 @@ fn memory<'a>(
         }
         milp.row(constraint!(held - checkpointing.discarded_before(row.position) <= limit.clone()));
     }
-    // A checkpointed module contains no unit but itself: on the way from a unit to the root, either
-    // one of the upper modules is checkpointed, or one of the lower ones is a unit.
+    // A checkpointed module contains no unit but itself: on the path from a unit to the root,
+    // either one of the upper modules is checkpointed, or one of the lower ones is a unit.
     for (module, _) in checkpointing.variables() {
         let above: Vec<Variable> = checkpointing
             .variables()
@@ -247,7 +245,7 @@ fn memory<'a>(
     checkpointing
 }
 
-/// Whether a module contains no other of them.
+/// Whether a module contains no other of `modules`.
 fn is_lowest(info: &ModuleInfo, modules: &[ModuleIndex], module: ModuleIndex) -> bool {
     !modules.iter().any(|&other| other != module && info.contains(module, other))
 }
@@ -267,9 +265,8 @@ fn no_nested(milp: &mut Milp, info: &ModuleInfo, places: &[Place]) {
 
 /// The path of units from the root to the end of the forward pass, and the seconds that no
 /// computation hides on it.
-///
-/// An arc from one unit to another is there where the second begins after everything in the first
-/// has, so no unit on a path contains another. Choices being whole, so is the path.
+/// There is an arc from one unit to another if the second begins after everything in the first has,
+/// so no unit on a path contains another. If the choices are integral, so is the path.
 fn path(milp: &mut Milp, costs: &Costs<'_>, places: &[Place], scale: &Scale) -> Expression {
     let (info, task) = (costs.info, costs.task);
     let gather_ghost = |is_end| costs.ghost(task.all_gather, is_end) / scale.seconds;
@@ -290,7 +287,7 @@ fn path(milp: &mut Milp, costs: &Costs<'_>, places: &[Place], scale: &Scale) -> 
         seconds += exposed * taken;
         taken
     };
-    // Arcs into and out of each place, each with what it adds to the communication beside the
+    // Arcs into and out of each place, each with what it adds to the communication during the
     // place's backward pass.
     let mut into: Vec<Vec<(Variable, f64)>> = vec![Vec::new(); places.len()];
     let mut out = into.clone();
@@ -319,7 +316,7 @@ fn path(milp: &mut Milp, costs: &Costs<'_>, places: &[Place], scale: &Scale) -> 
     for (at, place) in places.iter().enumerate() {
         milp.row(constraint!(sum(&into[at]) == place.chosen));
         milp.row(constraint!(sum(&out[at]) == place.chosen));
-        // Beside the backward pass: the gather of the unit before, the reduction of the one behind.
+        // During the backward pass: the gather of the unit before, the reduction of the one after.
         let backward = info.modules()[place.unit.module].backward.0 / scale.seconds;
         let most =
             |arcs: &[(Variable, f64)]| arcs.iter().map(|&(_, beside)| beside).fold(0.0, f64::max);

@@ -1,7 +1,7 @@
 //! Sharding of modules over devices: which modules gather their parameters by themselves, which of
 //! their shards wait on the host, and which modules recompute, in the least time beyond
 //! computation, within a budget. Invariant: the solver chooses modules only; peak and seconds of a
-//! plan are sums over the statistics, not what the solver says of them.
+//! plan are sums over the statistics, not the solver's values.
 //!
 //! Source: PyTorch at 79f1d16a, `torch/distributed/_tools/fsdp_ilp.py` (`fsdp_milp`). Departures:
 //! see `doc/theory/shard.md`.
@@ -21,31 +21,31 @@ use crate::machine::Link;
 use crate::plan::modules::sharding::cost::Costs;
 use crate::plan::modules::sharding::milp::ShardingChoice;
 
-/// Which rules say what communication takes.
+/// The rules for how long communication takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ShardVariant {
-    /// As PyTorch's program has it: all bytes pass every link, and behind the last unit a latency
+    /// As in PyTorch's program: all bytes pass every link, and after the last unit one more latency
     /// is waited for.
     Published,
-    /// A device sends and receives what others hold: (w−1)/w of the bytes, nothing where it is
-    /// alone; behind the last unit there is nothing to fetch, and a module without parameters is no
+    /// A device sends and receives what others hold: (w−1)/w of the bytes, nothing if it is alone;
+    /// after the last unit there is nothing to fetch, and a module without parameters is not a
     /// unit.
     #[default]
     Ours,
 }
 
-/// What sharding is asked for.
+/// A sharding problem.
 #[derive(Clone, Debug)]
 pub struct ShardTask {
     /// The peak of every device, at most.
     pub budget: Bytes,
     /// Devices that parameters and gradients are divided among.
     pub world_size: u32,
-    /// What parameters pass when they are gathered.
+    /// The link over which parameters are gathered.
     pub all_gather: Link,
-    /// What gradients pass when they are reduced.
+    /// The link over which gradients are reduced.
     pub reduce_scatter: Link,
-    /// Which rules hold.
+    /// Which rules apply.
     pub variant: ShardVariant,
     /// Exactly these modules and the root are units; absent: the solver chooses.
     pub units: Option<Vec<ModuleIndex>>,
@@ -66,27 +66,27 @@ pub struct ShardUnit {
     pub offloaded: bool,
 }
 
-/// Units of sharding, modules that recompute, and what both come to.
+/// Units of sharding, modules that recompute, and the costs of both.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ShardPlan {
-    /// The root, then units of which no one contains another, in forward pre-order.
+    /// The root, then units, none of which contains another, in forward pre-order.
     pub units: Vec<ShardUnit>,
     /// Modules that recompute; none of them contains a unit but itself.
     pub checkpointed: Vec<CheckpointedUnit>,
     /// Communication and transfers that no computation hides.
     pub exposed: Seconds,
-    /// All recomputation.
+    /// The seconds of all recomputation.
     pub recompute: Seconds,
     /// The peak.
     pub peak: Bytes,
     /// The module where it is reached.
     pub binding: ModuleIndex,
-    /// The optimum lies at most this share below; absent where the solver's time was up.
+    /// The optimum lies at most this share below; absent if the solver's time was up.
     pub gap: Option<f64>,
 }
 
 impl ShardPlan {
-    /// What the step takes beyond its computation.
+    /// Seconds that the step takes beyond its computation.
     pub fn seconds(&self) -> Seconds {
         self.exposed + self.recompute
     }
@@ -98,7 +98,7 @@ pub fn shard(info: &ModuleInfo, task: &ShardTask) -> Result<ShardPlan, ModulePla
     shard_on(info, task, &own_clock())
 }
 
-/// The same on the clock of the caller; one that jumps to infinity ends it.
+/// The same on the caller's clock; a clock that jumps to infinity ends it.
 pub fn shard_on(
     info: &ModuleInfo,
     task: &ShardTask,
@@ -106,14 +106,14 @@ pub fn shard_on(
 ) -> Result<ShardPlan, ModulePlanError> {
     verify(info, task)?;
     let effort = task.limits.effort(clock);
-    // A plan without the host gets what a plan with it leaves.
+    // A plan without the host gets the time that a plan with it leaves.
     let meter = Meter::new(&effort);
     let first = if task.host.is_some() { meter.until(WITH_HOST) } else { meter.clone() };
     let plan = best(info, task, &first)?;
     Ok(or_without_host(info, task, plan, &meter))
 }
 
-/// The part of the time that a plan with the host gets.
+/// Fraction of the time that a plan with the host gets.
 const WITH_HOST: f64 = 0.75;
 
 fn best(
@@ -138,8 +138,8 @@ fn best(
         }
     };
     let solve = |goal, meter: &Meter<'_>| milp::solve(&costs, &candidates, goal, meter);
-    // Whether anything fits is the smaller question, and its answer is what there is to say where
-    // nothing does.
+    // Whether anything fits is the easier question, and its answer is what to report if nothing
+    // does.
     let lowest = solve(Goal::Lowest, meter)?.unwrap_or_else(|| ShardingChoice::root_alone(info));
     let all: Vec<(ModuleIndex, Bytes)> =
         lowest.checkpointed.iter().map(|unit| (unit.module, unit.most)).collect();
@@ -166,7 +166,7 @@ fn best(
     if let Some(plan) = fastest {
         return Ok(plan);
     }
-    // Where the solver fails, the plan with the smallest peak fits.
+    // If the solver fails, the plan with the smallest peak fits.
     let discards = fill(
         info,
         &lowest.checkpointed,
@@ -176,8 +176,8 @@ fn best(
     Ok(evaluate(&lowest.units, &discards, None))
 }
 
-/// The plan; or where the solver did not do all that it was asked, and finds a better one without a
-/// host, that one.
+/// The plan; or, if the solver did not do all that was asked and finds a better one without a host,
+/// that one.
 fn or_without_host(
     info: &ModuleInfo,
     task: &ShardTask,

@@ -1,5 +1,5 @@
 //! Why Capuchin recomputes what it does: the candidates before the first choice, and every choice
-//! with what it saves, as simulated. Invariant: the choices are made by the rule that plans, so an
+//! with its savings, as simulated. Invariant: the choices are made by the rule that plans, so an
 //! explanation of a plan's runs ends with these runs and their peak.
 
 use crate::effort::{Effort, Meter};
@@ -24,7 +24,7 @@ pub enum Rule {
     },
     /// The published one: until the predicted savings cover the need.
     Published {
-        /// What the unplanned peak is above the budget.
+        /// The unplanned peak less the budget.
         need: Bytes,
     },
 }
@@ -34,19 +34,19 @@ pub enum Rule {
 pub struct Candidate {
     /// The node.
     pub node: NodeId,
-    /// Bytes that go when it is dropped.
+    /// Bytes that are freed when it is dropped.
     pub bytes: Bytes,
     /// Candidates that it is made from, in program order.
     pub activation_sources: Vec<NodeId>,
     /// Placeholders that it is made from, in program order.
     pub parameter_sources: Vec<NodeId>,
-    /// What else runs again with it, in program order.
+    /// Other nodes that run again with it, in program order.
     pub other_sources: Vec<NodeId>,
     /// Last forward node that reads it.
     pub last_forward_access: NodeId,
     /// First backward node that reads it.
     pub first_backward_access: NodeId,
-    /// Its cost and worth.
+    /// Its cost and benefit.
     pub figures: Figures,
 }
 
@@ -87,9 +87,9 @@ pub struct Explanation {
     pub candidates: Vec<Candidate>,
     /// The choices, in their order.
     pub choices: Vec<Choice>,
-    /// The published rule only: what becomes of the chosen nodes, in the order of the choices.
+    /// The published rule only: the outcome for the chosen nodes, in the order of the choices.
     pub ends: Vec<End>,
-    /// The sequence that they make.
+    /// The sequence that results.
     pub runs: Vec<NodeId>,
 }
 
@@ -100,8 +100,8 @@ impl Explanation {
     }
 }
 
-/// The choices of a rule over `order`: as far as they make the sequence `shown`, or, without one,
-/// as far as the rule itself goes.
+/// The choices of a rule over `order`: as many as it takes to make the sequence `shown` or, without
+/// one, as many as the rule itself makes.
 pub fn explain(instance: Instance<'_>, rule: Rule, shown: Option<&[NodeId]>) -> Explanation {
     let Instance { graph, profile, order } = instance;
     let step = Step { graph, profile, order };
@@ -126,14 +126,14 @@ pub fn explain(instance: Instance<'_>, rule: Rule, shown: Option<&[NodeId]>) -> 
     }
 }
 
-/// What is explained.
+/// The step that is explained.
 struct Step<'a> {
     graph: &'a Graph,
     profile: &'a Profile,
     order: &'a [NodeId],
 }
 
-/// How far the choices have come.
+/// The state after some of the choices.
 struct Now {
     runs: Vec<NodeId>,
     /// Bytes of the chosen candidates.
@@ -142,8 +142,7 @@ struct Now {
     seconds: Seconds,
 }
 
-/// Lets a rule choose until the end, and writes down its choices; with a need, what it predicts as
-/// well.
+/// Lets a rule choose to the end, and records its choices; given a need, its predictions as well.
 fn follow(
     step: &Step<'_>,
     rule: &mut impl Choosing,

@@ -1,6 +1,6 @@
 //! Capuchin: drop the activation that saves the most bytes per second of recomputation, until the
 //! budget is met. Invariant: candidates and their figures are the same for both stopping rules, and
-//! an explanation follows the very choices that the planner makes.
+//! an explanation follows exactly the choices that the planner makes.
 //!
 //! Source: Peng et al., "Capuchin", ASPLOS 2020, section 5.3 (recomputation). Departures: see
 //! `doc/theory/capuchin.md`.

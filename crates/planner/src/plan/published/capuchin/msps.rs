@@ -3,7 +3,7 @@
 //! source of a chosen node is chosen.
 //!
 //! Recompute time = own time + that of the sources that are neither placeholders nor candidates; a
-//! candidate that was chosen is no source any more, its own sources stand in for it. MSPS = bytes /
+//! candidate that was chosen is no longer a source, its own sources replace it. MSPS = bytes /
 //! (recompute time × executions), where a node is executed for itself and once for each chosen node
 //! that it is a source of.
 
@@ -20,12 +20,12 @@ use crate::plan::rematerialize::{Retention, may_run_again, mutated_storages};
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
 
-/// What it costs to make a candidate again, and what that is worth, at some point of the choices.
+/// The cost of making a candidate again, and its benefit, at some point of the choices.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Figures {
     /// Seconds of one recomputation: its own, and those of its other sources.
     pub recompute_time: Seconds,
-    /// How often it runs again.
+    /// The number of times it runs again.
     pub executions: usize,
     /// Seconds of all its executions.
     pub execution_time: Seconds,
@@ -33,7 +33,7 @@ pub struct Figures {
     pub msps: f64,
 }
 
-/// Sources that are looked at in the time of one operation.
+/// Sources that are examined in the time of one operation.
 const SOURCES_PER_OPERATION: usize = 4;
 
 /// One choice of a rule.
@@ -47,17 +47,17 @@ pub(super) struct Chosen {
     pub changed: Vec<NodeId>,
 }
 
-/// A rule that chooses one candidate after the other.
+/// A rule that chooses one candidate after another.
 pub(super) trait Choosing {
     fn candidates(&self) -> &Candidates<'_>;
-    /// The next choice; `None` where the rule has none left, or no time.
+    /// The next choice; `None` if the rule has none left, or no time.
     fn choose(&mut self, meter: &mut Meter<'_>) -> Option<Chosen>;
-    /// The sequence that the choices so far make.
+    /// The sequence that results from the choices so far.
     fn runs(&self) -> Vec<NodeId>;
 }
 
-/// A forward node whose output is read by forward and backward nodes, as far as the choices have
-/// come.
+/// A forward node whose output is read by forward and backward nodes, in the state after the
+/// choices so far.
 #[derive(Clone, Debug)]
 pub(super) struct CandidateState {
     pub bytes: Bytes,
@@ -65,7 +65,7 @@ pub(super) struct CandidateState {
     pub activation_sources: BTreeSet<NodeId>,
     /// Placeholders that it is made from.
     pub parameter_sources: BTreeSet<NodeId>,
-    /// Nodes in between, and chosen candidates: they run again with it.
+    /// Nodes in between, and chosen candidates, all of which run again with it.
     pub other_sources: BTreeSet<NodeId>,
     pub last_forward_access: NodeId,
     pub first_backward_access: NodeId,
@@ -82,8 +82,8 @@ pub(super) struct Candidates<'a> {
 }
 
 impl<'a> Candidates<'a> {
-    /// Nothing is chosen yet. Where time is up the sources of the later candidates are missing, so
-    /// nothing may be chosen any more.
+    /// The state before the first choice. If time is up the sources of the later candidates are
+    /// missing, so nothing may be chosen any more.
     pub fn new(instance: Instance<'a>, meter: &mut Meter<'_>) -> Candidates<'a> {
         let Instance { graph, profile, order } = instance;
         let is_mutated = mutated_storages(graph);
@@ -122,7 +122,7 @@ impl<'a> Candidates<'a> {
         candidates
     }
 
-    /// Finds the sources of a candidate, and says how many nodes it looked at.
+    /// Finds the sources of a candidate, and returns how many nodes it examined.
     fn find_sources(&mut self, graph: &Graph, node: NodeId) -> usize {
         let (mut activations, mut parameters, mut others) =
             (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
@@ -171,7 +171,8 @@ impl<'a> Candidates<'a> {
         }
     }
 
-    /// How often it runs in all: once for itself, once for each chosen node that it is a source of.
+    /// The number of times it runs in all: once for itself, once for each chosen node that it is a
+    /// source of.
     fn executions(&self, node: NodeId) -> usize {
         1 + self
             .chosen

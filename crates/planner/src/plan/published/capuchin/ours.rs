@@ -1,8 +1,8 @@
 //! Capuchin: drop the activation that saves the most bytes per second of recomputation, until the
 //! peak fits. Invariant: the peak is re-simulated after every choice, and a choice that does not
 //! lower the bytes where the peak binds is not kept; so the peak never rises, and it is the
-//! simulated one, never a sum of predicted savings. What is swapped is not chosen, and nobody holds
-//! it while it is away.
+//! simulated one, never a sum of predicted savings. What is swapped is not chosen, and is not held
+//! while it is away.
 
 use cranelift_entity::SecondaryMap;
 
@@ -45,7 +45,7 @@ pub(super) struct Greedy<'a> {
     readers: Readers,
     candidates: Candidates<'a>,
     retentions: Retentions,
-    /// What is swapped, and over which lanes; absent where nothing is.
+    /// What is swapped, and over which lanes; absent if nothing is.
     swapped: Option<(Route, SecondaryMap<StorageId, bool>)>,
     runs: Vec<NodeId>,
     lives: Liveness,
@@ -74,7 +74,7 @@ impl<'a> Greedy<'a> {
         }
     }
 
-    /// Has the outputs of a node swapped from now on.
+    /// Swaps the outputs of a node from now on.
     pub fn swap(&mut self, node: NodeId, route: Route, meter: &mut Meter<'_>) {
         let (_, swapped) = self.swapped.get_or_insert_with(|| (route, SecondaryMap::new()));
         self.graph.fresh(node).iter().for_each(|&storage| swapped[storage] = true);
@@ -90,7 +90,7 @@ impl<'a> Greedy<'a> {
         self.graph.fresh(node).iter().any(|&storage| self.is_swapped(storage))
     }
 
-    /// The sequence's lives and bytes once more.
+    /// Computes the sequence's lives and bytes again.
     fn weigh(&mut self, meter: &mut Meter<'_>) {
         meter.spend(2 * self.runs.len() as u64);
         let Greedy { graph, profile, ref runs, .. } = *self;
@@ -99,7 +99,7 @@ impl<'a> Greedy<'a> {
         self.curve = memory_curve(graph, profile, &sequence, &self.lives);
     }
 
-    /// Runs, and between them the moves of what is swapped as if lanes took no time.
+    /// Runs, and between them the moves of what is swapped, as if lanes took no time.
     fn swapping(&self, runs: &[NodeId]) -> Sequence {
         let &Greedy { graph, profile, ref swapped, .. } = self;
         let Some((route, swapped)) = swapped else { return runs.into() };
@@ -130,7 +130,7 @@ impl<'a> Greedy<'a> {
     }
 
     /// Drops one more node and returns the sequence, if that lowers the bytes where the peak binds
-    /// without raising the peak anywhere else; otherwise the decision is taken back.
+    /// without raising the peak anywhere else; otherwise the decision is reverted.
     fn lowered_by(&mut self, node: NodeId, meter: &mut Meter<'_>) -> Option<Vec<NodeId>> {
         for retention in [Retention::Recompute, Retention::RecomputeEachUse] {
             self.retentions[node] = retention;
@@ -157,7 +157,7 @@ impl Choosing for Greedy<'_> {
         &self.candidates
     }
 
-    /// The first that lowers the bytes where the peak binds.
+    /// The first candidate that lowers the bytes where the peak binds.
     fn choose(&mut self, meter: &mut Meter<'_>) -> Option<Chosen> {
         let mut found = None;
         for node in self.idle(meter) {
@@ -179,7 +179,7 @@ impl Choosing for Greedy<'_> {
     }
 }
 
-/// Bytes held in `runs` while the same run of `node` executes that stands at `at` in `before`.
+/// Bytes held in `runs` during the run of `node` that corresponds to position `at` of `before`.
 fn held_at(
     curve: &MemoryCurve,
     runs: &[NodeId],

@@ -1,8 +1,8 @@
 //! Capuchin's choice as published: it sums predicted savings until they cover the need. Invariant:
-//! the arithmetic is that of the corrected rule in `msps`; only the stopping rule is the
-//! published one, so the peak that results may differ from what was predicted, and asking for more
-//! may peak higher. A plan whose simulated peak exceeds the budget is refused, whatever was
-//! predicted. Kept to compare with; `capuchin` is the default.
+//! the arithmetic is that of the corrected rule in `msps`; only the stopping rule is the published
+//! one, so the resulting peak may differ from the prediction, and a larger need may lead to a
+//! higher peak. A plan whose simulated peak exceeds the budget is refused, whatever was predicted.
+//! Kept for comparison; `capuchin` is the default.
 
 use cranelift_entity::SecondaryMap;
 
@@ -16,26 +16,25 @@ use crate::plan::{Infeasible, Instance, NotFound, Plan, PlanError, Planner, Pred
 use crate::profile::Profile;
 use crate::units::Bytes;
 
-/// What becomes of a chosen node once all choices are made.
+/// The outcome for a chosen node once all choices are made.
 #[derive(Clone, Debug, PartialEq)]
 pub struct End {
     /// The node.
     pub node: NodeId,
-    /// What it is made from.
+    /// Candidates that it is made from.
     pub activation_sources: Vec<NodeId>,
     /// Placeholders that it is made from.
     pub parameter_sources: Vec<NodeId>,
     /// Chosen nodes that are made again on the way to it, transitively.
     pub intermediates: Vec<NodeId>,
-    /// What its recomputation yields: itself, and its intermediates where it is the earliest to
-    /// run.
+    /// What its recomputation yields: itself, and its intermediates if it is the earliest to run.
     pub outputs: Vec<NodeId>,
     /// No earlier recomputation yields it.
     pub is_top: bool,
 }
 
-/// Chooses by highest MSPS until the predicted savings cover what the peak of `order` is above the
-/// budget.
+/// Chooses by highest MSPS until the predicted savings cover the excess of the peak of `order` over
+/// the budget.
 pub fn capuchin_published(
     instance: Instance<'_>,
     budget: Bytes,
@@ -75,14 +74,14 @@ pub fn capuchin_published(
     })))
 }
 
-/// The choices so far, and what they are predicted to save.
+/// The choices so far, and their predicted savings.
 pub(super) struct PredictedSavings<'a> {
     graph: &'a Graph,
     profile: &'a Profile,
     order: &'a [NodeId],
     readers: Readers,
     candidates: Candidates<'a>,
-    /// Predicted after each number of choices, none included.
+    /// The prediction after each number of choices, from zero on.
     sums: Vec<Bytes>,
 }
 
@@ -113,8 +112,8 @@ impl<'a> PredictedSavings<'a> {
         self.readers.rematerialize(self.graph, self.order, &retentions)
     }
 
-    /// The smallest budget that stops the rule after at most as many choices as were made, and that
-    /// that plan meets; where time is up, that of no choices.
+    /// The smallest budget that stops the rule after at most the number of choices made, and that
+    /// the resulting plan meets; if time is up, the budget that needs no choices.
     fn least_met(&self, unplanned: Bytes, meter: &mut Meter<'_>) -> (Bytes, Vec<NodeId>) {
         for choices in (1..=self.candidates.chosen.len()).rev() {
             if meter.is_late() {

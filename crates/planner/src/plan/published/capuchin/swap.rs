@@ -1,6 +1,6 @@
-//! Capuchin's hybrid: swap what free time hides, then recompute. Invariant: what is swapped is away
-//! from its last forward access to its first backward one; both lanes hide all of it, one tensor
-//! after another; and what it holds and takes is simulated, waiting included.
+//! Capuchin's hybrid: swap tensors whose transfers free time hides, then recompute. Invariant: what
+//! is swapped is away from its last forward access to its first backward one; both lanes hide all
+//! of it, one tensor after another; and its bytes and seconds are simulated, waiting included.
 //!
 //! Source: Peng et al., "Capuchin", ASPLOS 2020, section 4.4 and algorithm 2: the tensor with the
 //! longest free time first, as long as its transfers are hidden, and then recomputation by MSPS.
@@ -18,11 +18,11 @@ use crate::plan::published::capuchin::ours::{Greedy, capuchin};
 use crate::plan::{Instance, NotFound, Plan, PlanError, Planner};
 use crate::units::Bytes;
 
-/// The hybrid; where the machine has no tier below the device, recomputation alone.
+/// The hybrid; recomputation alone if the machine has no tier below the device.
 ///
-/// Whatever is hidden is swapped until the peak fits; what is swapped stays so, and is no
-/// candidate. From there on, one choice of recomputation after another is made as long as there is
-/// any, and the fastest of the plans is taken: with less to hold, less waits for the lanes.
+/// Hidden transfers are added until the peak fits; what is swapped stays swapped, and is not a
+/// candidate. From there on, recomputations are chosen one by one as long as there are any, and the
+/// fastest of the plans is taken: the less is held, the less waits for the lanes.
 pub fn capuchin_swap(
     instance: Instance<'_>,
     budget: Bytes,
@@ -85,8 +85,9 @@ impl Swap {
 }
 
 /// Nodes whose outputs can be away and back between their last forward access and their first
-/// backward one, by falling free time: idle seconds less swap seconds (the case `idle_time`). Each
-/// is one whose transfers the lanes hide beside those of all before it, and the tier has room for.
+/// backward one, by falling free time: idle seconds less swap seconds (the case `idle_time`). The
+/// lanes hide the transfers of each in addition to those of all before it, and the tier has room
+/// for it.
 fn hidden(instance: Instance<'_>, route: Route, meter: &mut Meter<'_>) -> Vec<NodeId> {
     let Instance { graph, profile, order } = instance;
     meter.spend(2 * order.len() as u64);
@@ -131,8 +132,8 @@ fn hidden(instance: Instance<'_>, route: Route, meter: &mut Meter<'_>) -> Vec<No
     swaps.iter().map(|swap| swap.node).collect()
 }
 
-/// Whether everything that leaves as soon as it may has left before it has to begin to return, one
-/// transfer of each lane after another.
+/// Whether everything that leaves as soon as possible has left before it has to begin to return,
+/// with one transfer of each lane after another.
 fn are_hidden(swaps: &[Swap]) -> bool {
     let mut order: Vec<usize> = (0..swaps.len()).collect();
     order.sort_by(|&a, &b| swaps[a].idle[0].total_cmp(&swaps[b].idle[0]));

@@ -6,18 +6,18 @@ use crate::plan::published::rotor::{Blocks, Move, SLOTS};
 /// Cells of the table that are filled in the time of one operation.
 const CELLS_PER_OPERATION: usize = 32;
 
-/// What is decided about a part of the chain.
+/// The decision about a part of the chain.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum PartChoice {
     Infeasible,
     /// The first block leaves everything.
     Save,
-    /// The blocks up to this one leave nothing but the input of this one.
+    /// The blocks before this one leave nothing but its input.
     Checkpoint(u8),
 }
 
 /// cost(first, last, memory): fewest seconds of forward passes for the part `first..=last` of the
-/// chain whose input is there and not counted, within `memory` slots.
+/// chain within `memory` slots; its input exists and is not counted.
 pub struct CostTable<'a> {
     blocks: &'a Blocks,
     length: usize,
@@ -30,7 +30,7 @@ impl CostTable<'_> {
     /// Fills the table, shorter parts first.
     pub fn new(blocks: &Blocks) -> CostTable<'_> {
         let length = blocks.forward.len();
-        // Rounding may take some slots more than everything saved really takes.
+        // Because of rounding, saving everything may take some more slots than it really does.
         let memory = SLOTS + SLOTS / 10 + 2 * length;
         let size = length * (length + 1) / 2 * (memory + 1);
         let mut table = CostTable {
@@ -48,12 +48,12 @@ impl CostTable<'_> {
         table
     }
 
-    /// Operations that filling took; in one of them some cells are filled.
+    /// Operations that filling took; one operation fills several cells.
     pub fn work(&self) -> u64 {
         (self.length.pow(3) / 6 * self.memory / CELLS_PER_OPERATION) as u64
     }
 
-    /// The cell of a part; no part ends before it begins, so the parts make a triangle.
+    /// The cell of a part; no part ends before it begins, so the parts form a triangle.
     fn at(&self, first: usize, last: usize, memory: usize) -> usize {
         let before = first * (2 * self.length - first + 1) / 2;
         (before + last - first) * (self.memory + 1) + memory
@@ -103,7 +103,7 @@ impl CostTable<'_> {
         }
     }
 
-    /// The amounts of memory from which on the whole chain gets faster, rising.
+    /// The amounts of memory at which the whole chain gets faster, increasing.
     pub fn amounts(&self) -> Vec<usize> {
         let whole = self.at(0, self.length - 1, 0);
         let cost = &self.cost[whole..=whole + self.memory];
@@ -164,8 +164,8 @@ mod tests {
     use super::*;
     use crate::units::Bytes;
 
-    /// Equal blocks of one second whose output takes one slot, everything three, nothing beside
-    /// them.
+    /// Equal blocks of one second whose output takes one slot and everything three, with nothing
+    /// else held.
     fn equal(length: usize) -> Blocks {
         let mut blocks = Blocks::new(length, Bytes(1));
         blocks.forward.fill(1.0);
@@ -185,7 +185,7 @@ mod tests {
     #[test]
     fn a_chain_pays_for_what_it_cannot_save() {
         assert_eq!(recomputed(4, 12), 0.0);
-        // One checkpoint less than everything: the first block runs twice.
+        // One checkpoint fewer than all: the first block runs twice.
         assert_eq!(recomputed(4, 11), 1.0);
         assert_eq!(recomputed(2, 4), 1.0);
         assert_eq!(recomputed(2, 3), f64::INFINITY);

@@ -1,6 +1,6 @@
 //! Rotor: the fastest persistent schedule of a chain of units, by dynamic programming over parts of
-//! the chain and memory. Invariant: the program's figures of memory only order its schedules; each
-//! one becomes a sequence of runs and is simulated, so the peak that is promised is the real one.
+//! the chain and memory. Invariant: the program's memory figures only order its schedules; each one
+//! becomes a sequence of runs and is simulated, so the promised peak is the real one.
 //!
 //! Source: Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova, "Optimal checkpointing for
 //! heterogeneous chains: how to train deep neural networks with limited memory", 2019 (rotor).
@@ -22,13 +22,13 @@ use crate::plan::{Instance, Plan, PlanError, Planner};
 use crate::profile::Profile;
 use crate::units::Bytes;
 
-/// Parts that the unplanned peak beyond the static bytes is cut into.
+/// Parts into which the unplanned peak beyond the static bytes is divided.
 const SLOTS: usize = 500;
 
-/// Longest chain; longer ones are merged into as many blocks.
+/// Most blocks in a chain; longer chains are merged into this many.
 const LONGEST: usize = 48;
 
-/// Schedules that are simulated, at most.
+/// Most schedules that are simulated.
 const SCHEDULES: usize = 40;
 
 /// The fastest schedule over all amounts of memory whose peak fits.
@@ -59,25 +59,25 @@ pub fn rotor(
 /// The forward pass, cut into blocks.
 struct Chain {
     length: usize,
-    /// The block of each node in front of the first backward node.
+    /// The block of each node before the first backward node.
     block: SecondaryMap<NodeId, Option<usize>>,
     /// For each block the nodes that run again with it.
     again: Vec<Vec<NodeId>>,
-    /// Those of all blocks.
+    /// The nodes of all blocks that run again.
     runs_again: SecondaryMap<NodeId, bool>,
     /// Storages that are made again with their block.
     movable: SecondaryMap<StorageId, bool>,
-    /// Those of them that the next block reads.
+    /// Those that the next block reads.
     border: SecondaryMap<StorageId, bool>,
-    /// Those of them that a backward node reads.
+    /// Those that a backward node reads.
     saved: SecondaryMap<StorageId, bool>,
 }
 
 impl Chain {
     fn new(graph: &Graph, order: &[NodeId]) -> Chain {
-        // The chain ends with the last forward node that the backward pass reads. What else stands
-        // between forward nodes (updates that moved up, copies that autograd saves) belongs to the
-        // block of the node before it.
+        // The chain ends with the last forward node that the backward pass reads. Other nodes among
+        // the forward nodes (updates that moved up, copies that autograd saves) belong to the block
+        // of the node before them.
         let is_forward = |node: NodeId| graph.nodes()[node].phase.is_forward();
         let mut behind = 0;
         let mut position: SecondaryMap<NodeId, usize> = SecondaryMap::new();
@@ -109,7 +109,7 @@ impl Chain {
             border: SecondaryMap::new(),
             saved: SecondaryMap::new(),
         };
-        // What a block behind the next one reads is held throughout, and so is what cannot be made
+        // What a block beyond the next one reads is held throughout, and so is what cannot be made
         // again.
         let mut skips: SecondaryMap<NodeId, bool> = SecondaryMap::new();
         for &node in order {
@@ -211,7 +211,7 @@ impl Chain {
         blocks
     }
 
-    /// Most bytes of its own that a block holds while it runs, where `stays` says what stays.
+    /// Most bytes of its own that a block holds while it runs; `stays` says what is kept.
     fn own_peak(
         &self,
         graph: &Graph,
@@ -243,7 +243,7 @@ impl Chain {
         peak
     }
 
-    /// The sequence that a schedule becomes: blocks run again as soon as the backward pass comes to
+    /// The sequence that a schedule becomes: blocks run again as soon as the backward pass reaches
     /// what they serve.
     fn runs(&self, graph: &Graph, order: &[NodeId], schedule: &[Move]) -> Vec<NodeId> {
         let mut before: Vec<Vec<usize>> = vec![Vec::new(); self.length];
@@ -288,15 +288,15 @@ struct Blocks {
     forward: Vec<f64>,
     /// Bytes of the output.
     output: Vec<u64>,
-    /// Bytes of the output and of all that the backward pass reads.
+    /// Bytes of the output and of everything that the backward pass reads.
     all: Vec<u64>,
-    /// Own peak of a forward pass that leaves the output alone.
+    /// Own peak of a forward pass that leaves only the output.
     passing: Vec<u64>,
     /// Own peak of a forward pass that leaves everything.
     saving: Vec<u64>,
-    /// Bytes beside the chain's activations when the backward pass comes to the block.
+    /// Bytes in addition to the chain's activations when the backward pass reaches the block.
     before: Vec<u64>,
-    /// Most bytes beside the chain's activations while the block's backward pass runs.
+    /// Most bytes in addition to the chain's activations while the block's backward pass runs.
     backward: Vec<u64>,
 }
 
@@ -315,12 +315,12 @@ impl Blocks {
         }
     }
 
-    /// What must fit counts whole slots.
+    /// Bytes that must fit count as whole slots, rounded up.
     fn needed(&self, bytes: u64) -> usize {
         bytes.div_ceil(self.slot.0) as usize
     }
 
-    /// What is held counts to the nearest slot: rounding each block up would add a slot a block.
+    /// Bytes held count to the nearest slot: rounding up would add a slot for each block.
     fn held(&self, bytes: u64) -> usize {
         ((bytes + self.slot.0 / 2) / self.slot.0) as usize
     }
