@@ -1,11 +1,11 @@
 """Compares `tightfit sac` with PyTorch's `sac_milp` on the same statistics of modules at the same budgets.
 
 Invariant: PyTorch's program runs unchanged, and its decisions are evaluated by its own formulas in floating point;
-nothing is taken from what its solver says of them.
+nothing that its solver reports about them is used.
 
 PyTorch rounds discard ratios to 4 digits, which may put a decision above the budget it was made for. So there are two
-comparisons: as printed, at the budget; and exact, of what its decision really recomputes against ours within the bytes
-that it really takes.
+comparisons: one as printed, at the budget; and an exact one, of what its decision really recomputes against ours within
+the bytes that it really takes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Point:
     exact: float | None  # what its decision recomputes
     peak: int | None  # the bytes that its decision takes
     ours: float
-    ours_at_peak: float | None  # within those bytes, or the budget where that is more
+    ours_at_peak: float | None  # within those bytes, or the budget if that is more
     gap: float | None
     their_seconds: float
     our_seconds: float
@@ -92,12 +92,12 @@ def on_disk(info: dict[str, Any]) -> str:
 
 
 def sac(path: Path, budget: int | str) -> dict[str, Any]:
-    """What `tightfit sac` answers."""
+    """The output of `tightfit sac`."""
     return program.run("sac", path, "--budget", str(budget), "--json")
 
 
 def budgets(path: Path, points: int) -> list[int]:
-    """Evenly between the smallest budget that can be met and the baseline, without both."""
+    """Budgets evenly spaced between the smallest feasible one and the baseline, both excluded."""
     smallest = sac(path, "min")
     least, most = smallest["budget_bytes"], smallest["baseline_peak_bytes"]
     return [least + (most - least) * at // (points + 1) for at in range(1, points + 1)]
@@ -126,7 +126,7 @@ def compare(info: dict[str, Any], points: int, limit: float | None = None) -> li
 
 
 class _limited:
-    """Gives PyTorch's solver less time than the 180 seconds that it asks for."""
+    """Gives PyTorch's solver less time than its 180 seconds."""
 
     def __init__(self, limit: float | None) -> None:
         self.limit = limit

@@ -1,9 +1,9 @@
-"""What the first call of a compiled model takes, forward and backward pass, beside that of `torch.compile`.
+"""The time of the first call of a compiled model, forward and backward pass, compared with `torch.compile`.
 
 Invariant: prints figures and judges none. Every first call is one of a fresh process; those of a round take turns:
-`torch.compile(backend="aot_eager")`, tightfit with nothing kept from earlier starts, and tightfit in a second process
+`torch.compile(backend="aot_eager")`, tightfit with nothing cached from earlier starts, and tightfit in a second process
 that finds what the first one measured and planned. So each is paired with one of `aot_eager` from the same round. The
-clock runs from the call that compiles to the end of the backward pass; PyTorch's compiler is imported before.
+clock runs from the call that compiles to the end of the backward pass; PyTorch's compiler is imported before that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT / "python" / "tests")]
 
 from tables import head, paired, row  # noqa: E402
 
-# What tightfit does in a first call beside the capture, and where it calls that.
+# The stages of a first call of tightfit besides the capture, and the functions that perform them.
 STAGES = {"costs": "costed", "plan": "held", "code": "code"}
 KINDS = ("aot_eager", "tightfit", "second start")
 HEAD = ("model", "budget", "eager s", "aot_eager s", "tightfit s", "÷ aot_eager", "CPU ÷ aot_eager", "second start s",
@@ -46,7 +46,7 @@ def first_call(options: argparse.Namespace) -> dict[str, Any]:
     batch = work.batch(0)
     stages: dict[str, float] = {}
     step = _step(work, batch)
-    # PyTorch's own first call, of kernels and threads, is no compiler's business.
+    # The cost of PyTorch's own first call, of kernels and threads, is not the compiler's.
     eager = _timed(step)["seconds"]
     work.model.zero_grad()
     run: Callable[[], Any] = step
@@ -99,11 +99,11 @@ def _watch(stages: dict[str, float]) -> None:
         setattr(execution, name, timed(stage, getattr(execution, name)))
 
 
-# In the process that asks.
+# In the process that starts the measurements.
 
 
 def measure(name: str, kind: str, cache: str, options: argparse.Namespace, budget: int | str = 0) -> dict[str, Any]:
-    """A first call in a fresh process, which keeps what it keeps in a folder."""
+    """A first call in a fresh process, which has its cache in a given folder."""
     command = [sys.executable, str(Path(__file__).resolve()), name, "--kind", kind, "--budget", str(budget),
                "--threads", str(options.threads), *(["--tiny"] if options.tiny else [])]
     done = subprocess.run(command, env=os.environ | {"XDG_CACHE_HOME": cache}, capture_output=True, text=True)
@@ -120,7 +120,7 @@ def rounds(name: str, options: argparse.Namespace) -> None:
     found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
     for at in range(options.rounds):
         with tempfile.TemporaryDirectory(prefix="tightfit-") as cache:
-            # What PyTorch leaves in the machine's caches helps whoever comes later: the order changes.
+            # What PyTorch leaves in the machine's caches helps later processes, so the order alternates.
             for kind in [KINDS, KINDS[1:] + KINDS[:1]][at % 2]:
                 found[kind].append(measure(name, kind, cache, options, budget))
     theirs = found["aot_eager"]

@@ -1,9 +1,9 @@
 """Whether steps of twelve models fit the budgets that `tightfit.compile` was given, and have eager's bits.
 
 Invariant: prints figures and judges only `peak ≤ budget` and equality of bits; every row is a fresh process, and
-budgets lie at shares of the way from the smallest budget (the plan's own peak at `budget="min"`) to eager's measured
-peak. Peaks are exact bytes of PyTorch's allocator, the first step included. Seconds of different rows are of
-different processes: `bench/torch_compile.py` compares times.
+budgets are at fractions of the way from the smallest budget (the plan's own peak at `budget="min"`) to eager's measured
+peak. Peaks are exact bytes of PyTorch's allocator, the first step included. Seconds of different rows come from
+different processes: use `bench/torch_compile.py` to compare times.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def refusal(run: dict[str, Any]) -> str:
 
 
 def differences(run: dict[str, Any], eager: dict[str, Any]) -> str:
-    """`yes`, or how many tensors differ and the first of them."""
+    """`yes`, or the number of tensors that differ and the first of them."""
     found = measured.differing(run, eager)
     return "yes" if not found else f"no: {len(found)}, first {found[0]}"
 

@@ -1,18 +1,18 @@
 """Reserved memory and throughput of GPT-2 medium and a Llama of a billion parameters in bfloat16 under
-`tightfit.compile`, beside eager, checkpointing of blocks, and torch.compile's memory budgets, also by Inductor.
+`tightfit.compile`, compared with eager, checkpointing of blocks, and torch.compile's memory budgets, also by Inductor.
 
 Invariant: prints figures and judges only `reserved ≤ budget`. Every row is a process of its own that has the device to
 itself, with random weights and no optimizer; processes do not take turns, since their memory would add up, so eager
-runs first and last, and what lies between its two rows is what the device's clock did meanwhile. On CUDA, bytes are
-those that the caching allocator took of the device (`torch.cuda.max_memory_reserved`), and beside them those that it
-handed out; on a processor, where it keeps nothing, both are bytes of the counting allocator.
+runs first and last, and the difference between its two rows shows how the device's clock changed meanwhile. On CUDA,
+bytes are those that the caching allocator took from the device (`torch.cuda.max_memory_reserved`), and next to them
+those that it handed out; on a processor, which has no caching allocator, both are bytes of the counting allocator.
 
 With `--offload` there are rows with a tier below the device, for budgets that recomputation alone does not meet.
 
 Budgets are min + f · (eager's reserved peak − min), where min is the peak of the smallest plan; CUDA's allocator is
-limited to the budget (PyTorch may let it reserve a few megabytes more). `tightfit` is judged with its first call, in
-which it measures and plans; the others are shown without theirs, in which compilers try things out. `--device cpu
---tiny` runs the same code where there is no GPU.
+limited to the budget (PyTorch may let it reserve a few megabytes more). `tightfit` is judged including its first call,
+in which it measures and plans; the others are shown without theirs, in which compilers try things out.
+`--device cpu --tiny` runs the same code without a GPU.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Bench:
         self.eager: dict[str, Any] = {}
 
     def measure(self, mode: str, **settings: Any) -> dict[str, Any]:
-        """The first steps of a mode in a fresh process; one that ended in a crash is a failure like others."""
+        """The first steps of a mode in a fresh process; a crash counts as a failure like others."""
         options = self.options
         given = {"steps": options.steps, "tiny": options.tiny, "threads": options.threads, "device": options.device,
                  "digests": False, **settings}
@@ -87,8 +87,8 @@ class Bench:
             self.tier(smallest)
 
     def tier(self, smallest: int) -> None:
-        """Rows with a tier below the device: as little as possible, and a budget between that and what recomputation
-        reaches alone."""
+        """Rows with a tier below the device: the smallest possible, and a budget between that and what recomputation
+        alone reaches."""
         more = json.dumps(json.loads(self.options.more) | {"offload": self.options.offload})
         below = self.measure("tightfit", budget="min", more=more)
         self.show(f"tightfit, a tier of {self.options.offload}, as little as possible", below)
@@ -107,7 +107,7 @@ class Bench:
             self.show(f"{label}, unlimited", self.measure("tightfit", **given), budget)
 
     def show(self, label: str, run: dict[str, Any], budget: int | None = None) -> None:
-        """A row. A budget is held to the first call as well."""
+        """Prints a row. A budget applies to the first call as well."""
         whole = self.eager.get("later_reserved")
         share = f"{budget / whole:.1%}" if budget is not None else "–"
         if "error" in run:
@@ -128,7 +128,7 @@ class Bench:
 
 
 def shares(text: str) -> list[float]:
-    """Numbers with commas between them."""
+    """Parses numbers separated by commas."""
     return [float(share) for share in text.split(",") if share]
 
 
@@ -149,10 +149,10 @@ def main() -> None:
     parser.add_argument("--offload", default="", help="rows with a tier below the device, of so many bytes")
     parser.add_argument("--tiny", action="store_true", help="the sizes of the tests")
     options = parser.parse_args()
-    # Not by `choices`: versions of Python differ in whether they accept a positional list that is empty.
+    # Not with `choices`: versions of Python differ in whether they accept an empty positional list.
     if unknown := set(options.models) - zoo.MODELS.keys():
         parser.error(f"there is no model {', '.join(sorted(unknown))}")
-    # Blocks that cannot be split cost up to 1 MiB each; segments that grow can be split everywhere.
+    # Blocks that cannot be split waste up to 1 MiB each; expandable segments can be split anywhere.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     about = measured.measure(next(iter(zoo.BFLOAT16)), "eager", tiny=True, steps=1, device=options.device,
                              digests=False)

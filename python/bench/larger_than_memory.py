@@ -1,10 +1,10 @@
-"""Times training steps of gpt-base, whose parameters and state alone are 978 MiB, in ways that need ever less memory:
-PyTorch in eager, with blocks checkpointed and the optimizer inside the backward pass, and with parameters and state in
-mapped files on top of that; and the engine, with memory enough and with a tier below its slab.
+"""Times training steps of gpt-base, whose parameters and state alone are 978 MiB, in ways that need less and less
+memory: PyTorch in eager, with blocks checkpointed and the optimizer inside the backward pass, and with parameters and
+state in mapped files on top of that; and the engine, with enough memory and with a tier below its slab.
 
-Invariant: each row is a process of its own, alone, and prints one line of a table: what the process took at its peak over
-what it took when its libraries were loaded, of which file pages that the system may drop, and the median of its steps.
-`save_on_cpu` and FSDP2's offload move nothing where there is no GPU, so they have no row here.
+Invariant: each row is a process of its own, alone, and prints one line of a table: the memory of the process at its
+peak beyond that when its libraries were loaded, how much of it is file pages that the system may drop, and the median
+time of its steps. `save_on_cpu` and FSDP2's offload move nothing without a GPU, so they have no row here.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ MODES = {
 
 
 def mapped(tensor: torch.Tensor, folder: Path, name: str) -> torch.Tensor:
-    """A tensor of the same values that lies in a file."""
+    """A tensor of the same values in a mapped file."""
     file = torch.from_file(str(folder / name), shared=True, size=tensor.numel(), dtype=tensor.dtype)
     return file.copy_(tensor.flatten()).view(tensor.shape)
 
 
 def inside_backward(model: torch.nn.Module, folder: Path | None) -> None:
-    """Updates each parameter as soon as its gradient is there, and lets the gradient go."""
+    """Updates each parameter as soon as its gradient exists, and frees the gradient."""
     for index, parameter in enumerate(model.parameters()):
         if folder is not None:
             parameter.data = mapped(parameter.data, folder, f"{index}.parameter")

@@ -1,24 +1,24 @@
 """Whether steps whose loss is computed outside of the model stay within the budget of `tightfit.compile`: forty loops
 (`outside.py`) at three budgets each.
 
-For each loop and budget it prints a row: what any plan holds that leaves the loss as it is, in percent of the budget
-(parameters, optimizer state, batch, outputs, and what the loss takes in eager); the most bytes that the first step and the
-later ones held, and eager's; the same, of all steps, with outputs and losses of steps before that the loop still kept (a variable
-lives until it gets its next value); the share of the targets, which the model never sees; what was refused, and whether
-anything of the backward pass had been computed by then; warnings; and whether losses and gradients have eager's bits.
-Totals follow.
+For each loop and budget it prints a row: what any plan holds that does not change the loss, in percent of the budget
+(parameters, optimizer state, batch, outputs, and what the loss takes in eager); the most bytes that the first step and
+the later ones held, and eager's; the same for all steps, including outputs and losses of earlier steps that the loop
+still kept (a variable lives until it gets its next value); the share of the targets, which the model never sees; what
+was refused, and whether any of the backward pass had been computed by then; warnings; and whether losses and gradients
+have eager's bits. Totals follow.
 
-Budgets are multiples of what suffices where the loss is captured as well: the peak of `tightfit.plan(…, "min")` for a
-module that contains both. A loss that cannot be captured, or sees two calls of the model, is measured instead, in eager,
-and is `loss_memory` of a plan for the model alone; a forward pass that waits while another call's backward pass runs is
-not in that. With accumulation, gradients are added, as they are there from the beginning.
+Budgets are multiples of what suffices if the loss is captured as well: the peak of `tightfit.plan(…, "min")` for a
+module that contains both. A loss that cannot be captured, or sees two calls of the model, is measured instead, in
+eager, and passed as `loss_memory` to a plan for the model alone; this leaves out a forward pass that waits while
+another call's backward pass runs. With accumulation, the gradients are added, since they exist from the beginning.
 
 Invariant: bytes are those of PyTorch's allocator in the whole process between the call of the model and the end of the
-backward pass: parameters, batch, gradients and optimizer state included. Not counted is what is there before and is
-none of these: other networks, weights of a loss, gradients and optimizer state of parameters that are not the model's,
-and outputs and losses of steps before, as long as they are there; what anything else leaves in memory counts. Every run is
-a fresh process that finds nothing that others measured. Nothing is taken from what the package says of itself, but the
-plan that budgets are made of, and exceptions.
+backward pass: parameters, batch, gradients and optimizer state included. Not counted is what exists before and is none
+of these: other networks, weights of a loss, gradients and optimizer state of parameters that are not the model's, and
+outputs and losses of earlier steps, as long as they exist; anything else that stays in memory counts. Every run is a
+fresh process that finds no measurements of others. Of what the package reports about itself, only the plans from which
+budgets are derived and exceptions are used.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from tables import head, mb, row  # noqa: E402
 
 BUDGETS = (1.15, 1.4, 2.0)
 STEPS = 6
-# The step from which on `early` is over.
+# The step from which on `early` is no longer used.
 SWITCH = 3
 HEAD = ("loop", "suffices", "budget", "loss as it is %", "eager %", "step 1 %", "steps 2–6 %", "with kept %", "targets %", "refused",
         "warnings", "bits are eager's")
@@ -73,27 +73,27 @@ class Run:
         self.optimizer = _optimizer(case, self.network, self.whole_loss)
         own = {id(parameter) for parameter in self.network.parameters()}
         self.others = [parameter for parameter in _parameters(self.whole_loss) if id(parameter) not in own]
-        # What is there and none of the model's business.
+        # Bytes that exist and do not belong to the model.
         self.foreign = allocator.current() - _bytes(_state(self.network))
         if budget is not None:
             more = {"loss": self.whole_loss} if self.captured else {}
-            # A captured loss counts with what it has of its own.
+            # The tensors of a captured loss count.
             own = _bytes(_networks(self.whole_loss)) if self.captured else 0
             zoo.use_tightfit().compile(self.network, budget=budget + own, optimizer=self.optimizer, **more)
         self.turn = -1
         self.turns: list[dict[str, int]] = []
         self.running: dict[str, int] = {}
-        # Of the turn that runs, what was held in each part; its outputs; and outputs and losses of turns before.
+        # For the current turn: what was held in each part; its outputs; and outputs and losses of earlier turns.
         self.peaks: list[tuple[int, int]] = []
         self.made: list[tuple[StorageWeakRef, int]] = []
         self.earlier: list[tuple[StorageWeakRef, int]] = []
         self.records: list[dict[str, str | None]] = []
         self.phase = "beside the step"
-        # Of each call of the model, how many blocks may be handed out by the time that its backward pass begins.
+        # For each call of the model, the most blocks that may be handed out by the time its backward pass begins.
         self.arrivals: list[int | None] = []
         torch.manual_seed(1)
 
-    # What bodies use.
+    # Called by bodies.
 
     def batches(self) -> Iterator[outside.Batch]:
         for self.turn in range(STEPS * self.case.turns):
@@ -112,7 +112,7 @@ class Run:
     def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
         is_early = self.case.early is not None and self.turn < SWITCH
         value = (self.case.early if is_early else self.whole_loss)(outputs, targets)
-        # The loss of the turn before goes only now.
+        # The loss of the previous turn is freed only now.
         self._part()
         return value
 
@@ -126,7 +126,7 @@ class Run:
         foreign = self.foreign + _bytes(_grown(self.others, self.optimizer))
         own = _bytes([_state(self.network), _grown(self.network.parameters(), self.optimizer), inputs, targets])
         turn = {"kept": self._kept(), "targets": _bytes([inputs, targets]) - _bytes(inputs)}
-        # What nobody here knows of.
+        # Bytes that are unaccounted for.
         turn["other"] = allocator.current() - foreign - own - turn["kept"]
         del inputs, targets
         self.arrivals, self.peaks, self.running = [], [], turn
@@ -151,12 +151,12 @@ class Run:
     # Bytes.
 
     def _part(self) -> None:
-        """A part of a turn is over: what was held in it, and of that, what the loop kept from turns before."""
+        """Ends a part of a turn: notes what was held in it, and how much of that the loop kept from earlier turns."""
         self.peaks.append((allocator.peak(), self._kept()))
         allocator.reset_peak()
 
     def _kept(self) -> int:
-        """Bytes of the outputs and losses of turns before that are still there."""
+        """Bytes of the outputs and losses of earlier turns that still exist."""
         self.earlier = [found for found in self.earlier if not found[0].expired()]
         return sum({storage.cdata: size for storage, size in self.earlier}.values())
 
@@ -168,7 +168,7 @@ class Run:
     # Refusals.
 
     def _watch(self, outputs: Any) -> None:
-        # AOTAutograd lays tangents out as the outputs are, before the package is called.
+        # AOTAutograd lays tangents out as the outputs are, before it calls the package.
         copies = sum(not output.is_contiguous() for output in _tensors(outputs))
         for node in _passes(outputs):
             index = len(self.arrivals)
@@ -180,13 +180,14 @@ class Run:
             node.register_prehook(arrived)
 
     def began(self) -> bool:
-        """Whether an operator of the model's backward pass has run in this turn. To be asked where `watched`."""
+        """Whether an operator of the model's backward pass has run in this turn. Only known if `watched`."""
         there = [served for served in self.arrivals if served is not None]
         return len(there) > 1 or any(allocator.served() > served for served in there)
 
 
 def _passes(outputs: Any) -> set[Any]:
-    """Autograd's nodes that run the backward pass of a compiled model: outputs that are views have others before it."""
+    """Autograd's nodes that run the backward pass of a compiled model: outputs that are views have other nodes before
+    it."""
     found, seen = set(), set()
     ahead = [output.grad_fn for output in _tensors(outputs) if output.grad_fn is not None]
     while ahead:
@@ -215,7 +216,7 @@ def _state(module: nn.Module) -> list[torch.Tensor]:
 
 
 def _grown(parameters: Iterable[torch.Tensor], optimizer: torch.optim.Optimizer) -> list[Any]:
-    """The gradients of parameters, and what an optimizer keeps for them."""
+    """The gradients of parameters, and their optimizer state."""
     return [(parameter.grad, dict(optimizer.state.get(parameter, {}))) for parameter in parameters]
 
 
@@ -230,7 +231,7 @@ def _storages(tree: Any) -> list[tuple[StorageWeakRef, int]]:
 
 
 def _bytes(tree: Any) -> int:
-    """What tensors hold, several in one storage once."""
+    """The bytes that tensors hold; a shared storage counts once."""
     storages = (tensor.untyped_storage() for tensor in _tensors(tree))
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
@@ -243,7 +244,7 @@ def _drawn(case: outside.Case, turn: int) -> outside.Batch:
 
 
 def ran(case: outside.Case, budget: int | None, **options: Any) -> tuple[Run, dict[str, Any]]:
-    """A run of a loop, and what was seen."""
+    """A run of a loop, and what was observed."""
     torch._dynamo.reset()
     run = Run(case, budget, **options)
     found: dict[str, Any] = {}
@@ -251,7 +252,7 @@ def ran(case: outside.Case, budget: int | None, **options: Any) -> tuple[Run, di
         warnings.simplefilter("always")
         try:
             case.body(run)
-        except Exception as error:  # noqa: BLE001: whatever it is, it is what was seen
+        except Exception as error:  # noqa: BLE001: any exception is a result
             found = {"error": type(error).__name__, "message": str(error), "phase": run.phase, "stopped": run.running,
                      "began": run.began(), "watched": bool(run.arrivals), "step": len(run.turns) // case.turns + 1}
     ignored = (DeprecationWarning, PendingDeprecationWarning, FutureWarning, ResourceWarning)
@@ -273,7 +274,7 @@ def compared(case: outside.Case, budget: int, captured: bool) -> dict[str, Any]:
         bits += "" if _differences(again.records, wanted) == "yes" else " (eager's differ, too)"
         del again
     if ours.get("phase") == "loss and backward":
-        # Once more with hooks, which tell how far it came.
+        # Once more with hooks, which show how far it got.
         _, again = ran(case, budget, captured=captured, watched=True)
         ours["began"] = again["began"] if again.get("step") == ours["step"] and again["watched"] else None
     ours["warnings"] = [one for one in ours["warnings"] if one not in eager["warnings"]]
@@ -281,7 +282,7 @@ def compared(case: outside.Case, budget: int, captured: bool) -> dict[str, Any]:
 
 
 def _differences(ours: list[dict[str, str | None]], theirs: list[dict[str, str | None]]) -> str:
-    """`yes`, or the first difference, of as many turns as there are of both."""
+    """`yes`, or the first difference, in the turns that both have."""
     found = [f"turn {turn}: {name}" for turn, (mine, other) in enumerate(zip(ours, theirs, strict=False), 1)
              for name in other if mine[name] != other[name]]
     return "yes" if not found else f"no: {len(found)}, first {found[0]}"
@@ -299,7 +300,7 @@ class Whole(nn.Module):
 
 
 def sufficing(case: outside.Case) -> dict[str, Any]:
-    """Bytes that suffice for a step, and how that is known."""
+    """Bytes that suffice for a step, and how they were determined."""
     package = zoo.use_tightfit()
     model, loss = case.make()
     optimizer = _optimizer(case, model, loss)
@@ -326,14 +327,14 @@ def sufficing(case: outside.Case) -> dict[str, Any]:
 
 
 def _networks(loss: Any) -> list[torch.Tensor]:
-    """What a loss has of its own: parameters, weights, another network."""
+    """The tensors of a loss: parameters, weights, another network."""
     modules = [loss, *getattr(loss, "__dict__", {}).values()]
     return [tensor for module in modules if isinstance(module, nn.Module) for tensor in _state(module)]
 
 
 def _loss_alone(case: outside.Case, model: nn.Module, loss: outside.Loss, inputs: Any,
                 targets: Any) -> tuple[int, list[Any]]:
-    """The most bytes that a loss takes in eager in addition to the outputs, and the outputs of each call of the model."""
+    """The most bytes that a loss takes in eager besides the outputs, and the outputs of each call of the model."""
     with torch.no_grad(), case.cast():
         outputs = [model(one) for one in inputs] if case.pairs else [model(*inputs)]
     for output in _tensors(outputs):
@@ -347,7 +348,7 @@ def _loss_alone(case: outside.Case, model: nn.Module, loss: outside.Loss, inputs
 
 
 def _kept_by(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[Any]:
-    """What an optimizer keeps for a model between steps. Leaves the model without gradients."""
+    """The state that an optimizer keeps for a model between steps. Leaves the model without gradients."""
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
@@ -356,24 +357,24 @@ def _kept_by(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[Any]:
 
 
 def _measure(options: argparse.Namespace) -> None:
-    """Prints what one process sees, as JSON."""
+    """Prints the results of one process, as JSON."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     torch.set_num_threads(options.threads)
     allocator.install()
     case = outside.LOOPS[options.only]
     with tempfile.TemporaryDirectory(prefix="tightfit-losses-") as folder:
-        # What is known of operators from other runs is not known here.
+        # Measurements of operators from other runs are not found here.
         os.environ["XDG_CACHE_HOME"] = folder
         found = sufficing(case) if options.bytes is None else compared(case, options.bytes, options.captured)
         print(json.dumps(found), file=out, flush=True)
 
 
-# In the process that asks.
+# In the process that starts the measurements.
 
 
 def asked(name: str, options: argparse.Namespace, count: int | None = None) -> dict[str, Any]:
-    """What a fresh process sees of a loop: what suffices, or how it runs within so many bytes."""
+    """The results of a fresh process for a loop: what suffices, or how it runs within this many bytes."""
     words = [str(Path(__file__).resolve()), "--measure", "--only", name, "--threads", str(options.threads)]
     words += [] if count is None else ["--bytes", str(count)]
     words += ["--captured"] if options.captured else []
@@ -397,7 +398,7 @@ def studied(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def over(found: dict[str, Any], *, first: bool, more: Callable[[dict[str, int]], int] = lambda _: 0) -> bool:
-    """Whether the first step, or a later one, held more than the budget, with what else is to count."""
+    """Whether the first step, or a later one, held more than the budget, `more` included."""
     size = len(found["eager"]["turns"]) // STEPS
     turns = found["ours"]["turns"]
     return any(turn["held"] + more(turn) > found["budget"] for turn in (turns[:size] if first else turns[size:]))

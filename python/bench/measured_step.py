@@ -1,4 +1,4 @@
-"""The seconds that `export(measure=True)` writes into a graph, summed, beside what the step takes in PyTorch as a whole.
+"""The sum of the seconds that `export(measure=True)` writes into a graph, next to the step's own time in PyTorch.
 
 Invariant: prints figures and judges none; both are of the same model, batch, optimizer and threads, in one process.
 """
@@ -20,7 +20,7 @@ import gpt  # noqa: E402
 
 
 def eager_seconds(model: gpt.Gpt, window: torch.Tensor, steps: int) -> list[float]:
-    """What each of several training steps takes, after two that do not count."""
+    """The seconds of each of several training steps, after two that do not count."""
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     seconds = []
     for _ in range(steps + 2):

@@ -1,9 +1,9 @@
 """Forty training loops whose loss is computed outside of the model, as people write them: each with a small model, the
 loss as a function of outputs and targets, batches, and the body of the loop.
 
-Invariant: a body is the same code whatever runs it, and knows nothing of budgets; what it is given (`Turns`) counts and
+Invariant: a body is the same code whatever runs it, and knows nothing of budgets; the `Turns` that it gets counts and
 compares. The same name gives the same weights and batches, bit for bit. A loss that needs a network, weights or
-parameters has them itself, so that model and loss can also be one module.
+parameters contains them, so that model and loss can also be one module.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Batch = tuple[tuple[torch.Tensor, ...], Any]
 
 
 class Turns(Protocol):
-    """What a body is given: the model, the loss, the optimizer, a batch for each turn, and a pen."""
+    """What a body gets: the model, the loss, the optimizer, a batch for each turn, and a way to record results."""
 
     model: Callable[..., Any]
     loss: Loss
@@ -36,21 +36,21 @@ class Turns(Protocol):
         """The batches, each made when its turn comes."""
 
     def loss_of(self, inputs: Any, targets: Any) -> torch.Tensor:
-        """`loss(model(*inputs), targets)`, where the body needs nothing but the loss."""
+        """`loss(model(*inputs), targets)`, for bodies that need nothing but the loss."""
 
     def window(self, inputs: Any, targets: Any) -> contextlib.AbstractContextManager[None]:
-        """What stands inside is a forward pass, a loss and a backward pass."""
+        """The code inside is a forward pass, a loss and a backward pass."""
 
     def record(self, loss: torch.Tensor) -> None:
-        """What the turn computed: its loss, and the gradients that are there now."""
+        """Records what the turn computed: its loss, and the gradients that exist now."""
 
 
 @dataclass(frozen=True)
 class Case:
     """A loop: `make` gives the model and the loss, `draw` the batch of a turn. An optimizer's step follows after
-    `turns` turns. Where `pairs`, the loss is given what the model makes of each of the inputs by itself. `early` is
-    the loss before the fourth step, where that is another one. `beside` are bytes that the body takes between forward and
-    backward pass for what is no loss."""
+    `turns` turns. If `pairs`, the loss gets the model's output for each of the inputs separately. `early` is the loss
+    before the fourth step, if that is a different one. `beside` are bytes that the body takes between forward and
+    backward pass for things other than the loss."""
 
     make: Callable[[], tuple[nn.Module, Loss]]
     draw: Callable[[int], Batch]
@@ -63,7 +63,7 @@ class Case:
     beside: int = 0
 
     def cast(self) -> contextlib.AbstractContextManager[Any]:
-        """Where model and loss are computed."""
+        """The context in which model and loss are computed."""
         return torch.autocast("cpu", dtype=torch.bfloat16) if self.autocast else contextlib.nullcontext()
 
 
@@ -153,7 +153,7 @@ class Block(nn.Module):
 
 
 class Language(nn.Module):
-    """A transformer over tokens, or over frames where it is given their width."""
+    """A transformer over tokens, or over frames if their width is given."""
 
     def __init__(self, outputs: int = VOCABULARY, width: int = 64, frames: int | None = None) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ class Bags(nn.Module):
         return self.down(functional.gelu(self.up(self.embed(words).mean(1))))
 
 
-# Losses that are more than a call of PyTorch's.
+# Losses that are more than one call of PyTorch.
 
 
 def flattened(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -190,7 +190,7 @@ def flattened(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def padded(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """The next token, as transformers' models compute it: both are shifted, and padding is passed over."""
+    """The next token, as transformers' models compute it: both are shifted, and padding is ignored."""
     shifted, following = logits[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     return functional.cross_entropy(shifted.view(-1, shifted.size(-1)), following.view(-1), ignore_index=-100)
 
@@ -211,7 +211,7 @@ def dice(logits: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
 
 
 def nt_xent(features: torch.Tensor, _: Any) -> torch.Tensor:
-    """Each row's other view is half the batch away; all others are what it is to be told from."""
+    """Each row's other view is half the batch away; all other rows are its negatives."""
     features = functional.normalize(features)
     similarity = features @ features.T / 0.5
     own = torch.eye(len(features), dtype=torch.bool)
@@ -276,7 +276,7 @@ def masked(outputs: torch.Tensor, targets: Any) -> torch.Tensor:
 
 
 def selected(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Of what is there; how much that is changes from batch to batch."""
+    """Over the selected elements, whose number changes from batch to batch."""
     there = ~targets.isnan()
     return functional.huber_loss(outputs[there], targets[there])
 
@@ -312,7 +312,7 @@ class Fused(torch.autograd.Function):
 
 
 class Distilled:
-    """A student is to answer as its teacher does, a plain network."""
+    """Trains a student to match its teacher, a plain network."""
 
     def __init__(self, teacher: nn.Module, temperature: float = 2.0) -> None:
         self.teacher, self.temperature = teacher.eval().requires_grad_(False), temperature
@@ -326,7 +326,7 @@ class Distilled:
 
 
 class Perceived:
-    """Images are to look alike to a frozen network, and to be alike."""
+    """Trains images to look alike to a frozen network, and to be alike."""
 
     def __init__(self, network: nn.Module) -> None:
         self.network = network.eval().requires_grad_(False)
@@ -378,7 +378,7 @@ def plain(run: Turns) -> None:
 
 
 def named(run: Turns) -> None:
-    """The outputs have a name, which keeps them until the next ones are there."""
+    """The outputs have a name, which keeps them until the next ones exist."""
     for inputs, targets in run.batches():
         run.optimizer.zero_grad()
         with run.window(inputs, targets):
@@ -390,7 +390,7 @@ def named(run: Turns) -> None:
 
 
 def dropped(run: Turns) -> None:
-    """The outputs go before the backward pass."""
+    """The outputs are freed before the backward pass."""
     for inputs, targets in run.batches():
         run.optimizer.zero_grad()
         with run.window(inputs, targets):
@@ -403,7 +403,7 @@ def dropped(run: Turns) -> None:
 
 
 def watched(run: Turns) -> None:
-    """A metric is computed between the passes, and what it was computed from stays."""
+    """A metric is computed between the passes, and its inputs stay."""
     for inputs, targets in run.batches():
         run.optimizer.zero_grad()
         with run.window(inputs, targets):
@@ -435,7 +435,7 @@ def summed(run: Turns) -> None:
 
 
 def kept(run: Turns) -> None:
-    """The losses themselves are kept, with what hangs on them."""
+    """The losses themselves are kept, with everything that they refer to."""
     history = []
     for inputs, targets in run.batches():
         run.optimizer.zero_grad()
@@ -535,7 +535,7 @@ def sentences(_: int) -> Batch:
 
 
 def bags(rows: int, pairs: bool = False) -> Callable[[int], Batch]:
-    """A few words a row; of pairs, whether they belong together."""
+    """A few words a row; for pairs, whether they belong together."""
     return lambda _: ((torch.randint(0, VOCABULARY, (rows, 12)),),
                       torch.randint(0, 2, (rows // 2,)) * 2 - 1 if pairs else None)
 
@@ -562,7 +562,7 @@ def seen(_: int) -> Batch:
 
 
 def more_and_more(step: int) -> Batch:
-    """The share of what is there grows."""
+    """The share of selected elements grows."""
     targets = torch.randn(ROWS, 512)
     return (torch.randn(ROWS, 64),), targets.masked_fill(torch.rand(ROWS, 512) > 0.15 * (step + 1), math.nan)
 

@@ -1,9 +1,9 @@
-"""What a compiled step takes beside eager's where the tensors are so small that calling operators is all the work.
+"""The time of a compiled step compared with eager's, for tensors so small that calling operators is all the work.
 
 Invariant: prints figures and judges none. Both models have the same weights and batches, in one process, and take
-turns, a few steps each a round, in changing order: each ratio is of steps of the same round. What is timed is forward and
-backward pass; gradients are let go in between. Seconds of the processor stand beside those of the clock, because those
-change less where others use the machine as well.
+turns, a few steps each per round, in changing order: each ratio is of steps of the same round. Forward and backward
+pass are timed; gradients are freed in between. Processor seconds are printed next to those of the clock, because they
+change less if other programs use the machine as well.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def both(options: argparse.Namespace) -> tuple[torch.nn.Module, torch.nn.Module]
 
 
 def calls(model: torch.nn.Module) -> tuple[int, int]:
-    """How many operators a step of a compiled model calls, and how many of these only view."""
+    """The number of operators that a step of a compiled model calls, and how many of these are only views."""
     [step] = model._compiled_call_impl.backend.steps
     document = step.made[-1].held.document
     values = measure.values_of(document)

@@ -1,5 +1,5 @@
-"""Markdown tables that benches print. Invariant: a row is printed at once, so what was measured stands there whatever comes
-after it.
+"""Markdown tables that benches print. Invariant: a row is printed at once, so measurements appear even if something
+fails later.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def row(*cells: object) -> None:
 
 
 def mb(count: int | None, digits: int = 2) -> str:
-    """Bytes in MB, for reading; what is judged are the bytes."""
+    """Bytes in MB, for display; comparisons use the bytes."""
     return "–" if count is None else f"{count / 1e6:.{digits}f}"
 
 

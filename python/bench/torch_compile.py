@@ -1,10 +1,10 @@
-"""Peak and time of a training step under `tightfit.compile`, beside eager, checkpointing and torch.compile's budgets.
+"""Peak and time of a step under `tightfit.compile`, next to eager, checkpointing and torch.compile's budgets.
 
-Invariant: prints figures and judges none but `tightfit` against the points of torch.compile that gave it its budgets.
-Every row is a process of its own that measures its peak in its first steps and then waits; eager and the rows of a
-group take turns, one step each a round, in both directions, so that each time is paired with one of eager from the same
-round. Eager without the counting allocator is a row too: what counting costs. Seconds are of the clock; ratios of
-the processor's seconds stand beside them, because those change less where others use the machine as well.
+Invariant: prints figures and only judges `tightfit` against the points of torch.compile that gave it its budgets. Every
+row is a process of its own that measures its peak in its first steps and then waits; eager and the rows of a group take
+turns, one step each per round, in both directions, so that each time is paired with one of eager from the same round.
+Eager without the counting allocator is a row too: it shows the cost of counting. Seconds are of the clock; ratios of
+processor seconds are printed next to them, because they change less if other programs use the machine as well.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HEAD = ("step", "budget MB", "first call's peak MB", "peak MB", "s/step", "÷ ea
 
 @dataclass
 class Row:
-    """A variant: its process, what it has to be no worse than, and the seconds of its rounds."""
+    """A variant: its process, the row that it has to be no worse than, and the seconds of its rounds."""
 
     label: str
     worker: measured.Worker
@@ -38,7 +38,7 @@ class Row:
     busy: list[float] = field(default_factory=list)
 
     def peak(self) -> int | None:
-        """After the first call, in which torch.compile compiles; where a budget was promised, the first call counts."""
+        """The peak after the first call, in which torch.compile compiles; tightfit's first call counts, too."""
         report = self.worker.report
         return report.get("peak" if report["mode"] == "tightfit" else "later_peak")
 
@@ -49,7 +49,7 @@ class Row:
 
 @dataclass
 class Tally:
-    """At how many points of the memory budget tightfit was held to torch.compile, and was no higher and no slower."""
+    """Numbers of points: compared with torch.compile, where tightfit was no higher, and where it was no slower."""
 
     points: int = 0
     lower: int = 0
@@ -65,12 +65,12 @@ class Bench:
         self.tally = Tally()
 
     def start(self, label: str, mode: str, rival: Row | None = None, **settings: object) -> Row:
-        """A variant whose first steps are done: the first compiles it, the others have shown its peak."""
+        """A variant whose first steps are done: the first one compiled it, the others showed its peak."""
         options = {"steps": 4, "tiny": self.options.tiny, "threads": self.options.threads, **settings}
         return Row(label, measured.Worker(self.name, mode, **options), rival)
 
     def held(self, rival: Row) -> list[Row]:
-        """tightfit within the peak of another row, where there is a tightfit that compiles."""
+        """tightfit within the peak of another row, if this tightfit has `compile`."""
         if rival.worker.failed or not hasattr(zoo.use_tightfit(), "compile"):
             return []
         return [self.start(f"tightfit at the peak of: {rival.label}", "tightfit", rival, budget=rival.peak())]
@@ -126,7 +126,7 @@ class Bench:
             for at in range(0, len(shares), options.together):
                 points = [self.start(f"{mode}, memory budget {share:g}", mode, share=share)
                           for share in shares[at : at + options.together]]
-                # Only the points without fusion are a yardstick for calls of the same kernels.
+                # Only the points without fusion run the same kernels and can be compared.
                 rows = [row for point in points for row in ([point, *self.held(point)] if mode == "aot" else [point])]
                 self.rounds(rows)
         self.eager.worker.close()

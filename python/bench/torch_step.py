@@ -1,6 +1,6 @@
 """Times training steps of gpt-small in PyTorch, the yardstick for the engine: same model, shapes, data and optimizer.
 
-Invariant: prints one JSON object; peak memory is what the process's resident set grew by from before the model was
+Invariant: prints one JSON object; peak memory is the growth of the process's resident set since before the model was
 built, after a tiny model has run once, so that libraries loaded on first use are not counted against PyTorch.
 """
 
@@ -26,7 +26,7 @@ LEARNING_RATE = STEP["optimizer"]["learning_rate"]
 
 
 class Checkpointed(gpt.Gpt):
-    """The GPT with every block recomputed in the backward."""
+    """The GPT with every block recomputed in the backward pass."""
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         positions = torch.arange(tokens.shape[1], device=tokens.device)
@@ -45,7 +45,7 @@ def status(key: str) -> int:
 
 
 def initialise(model: gpt.Gpt) -> None:
-    """Starts every parameter by the step's own recipe."""
+    """Initialises every parameter by the step's own recipe."""
     with torch.no_grad():
         for fqn, parameter in model.named_parameters():
             recipe = gpt.recipe(SHAPE.layers, fqn)

@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-# Tests may run side by side, with two threads each: those that wait leave the processor to others.
+# Tests may run in parallel, with two threads each: waiting threads leave the processor to others.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
@@ -29,13 +29,13 @@ def _reproducible():
 
 @pytest.fixture
 def fresh_dynamo():
-    """Nothing that torch.compile captured before is there."""
+    """Starts without anything that torch.compile captured before."""
     torch._dynamo.reset()
 
 
 @pytest.fixture
 def own_cache(monkeypatch, tmp_path):
-    """Nothing that was measured or planned before is there."""
+    """Starts without anything that was measured or planned before."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -45,14 +45,13 @@ def corpus() -> Path:
 
 
 def pytest_collection_finish():
-    """All files are imported: what there is now is passed over by every collection of garbage."""
+    """All files are imported: later garbage collections skip all objects that exist now."""
     importlib.import_module("frozen")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what is of the full tier alone. Tests that share what a fixture made for their file run in one worker,
-    so that it is made once."""
+    """Deselects tests of the full tier. Tests that share a fixture of their file run in one worker."""
     if not tier.FULL:
         left_out = [item for item in items if item.get_closest_marker("full")]
         items[:] = [item for item in items if item not in left_out]

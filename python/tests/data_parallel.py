@@ -1,8 +1,8 @@
 """Data parallelism of two processes over gloo around a compiled model and around the same model in eager: `seen` starts
-both, and returns what each rank saw.
+both, and returns each rank's results.
 
-Invariant: the ranks have different batches and equal models; runs are compared rank by rank, with bytes counted in each
-process on its own.
+Invariant: the ranks have different batches and equal models; runs are compared rank by rank, with bytes counted
+separately in each process.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def compared(rank: int, views: bool) -> dict[str, Any]:
 
 
 def seen() -> list[dict[str, Any]]:
-    """What two fresh processes see, by rank: with gradients of their own, and with gradients in the buckets."""
+    """The results of two fresh processes, by rank: with separate gradients, and with gradients in the buckets."""
     with tempfile.TemporaryDirectory() as folder:
         script = str(Path(__file__).resolve())
         ranks = [Fresh(script, f"file://{folder}/store", str(rank)) for rank in range(2)]

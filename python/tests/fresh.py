@@ -2,9 +2,9 @@
 libraries whose models are tested, and the package, has called PyTorch's elementwise functions once, and has done
 nothing else.
 
-Invariant: a process starts with the arguments, folder, environment and streams that it is given, as if an interpreter
-had been started with them, and no tensor that counts exists in it. What libraries read from the environment while they
-are imported is as it was at the first call.
+Invariant: a process starts with the given arguments, folder, environment and streams, as if an interpreter had been
+started with them, and no tensor that counts exists in it. What libraries read from the environment on import is as it
+was at the first call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-# What is not installed is passed over. `pytest` is what the forked process would import to find its main module.
+# Modules that are not installed are skipped. `pytest` is what the forked process would import to find its main module.
 IMPORTED = [
     "pytest", "torch", "torch._dynamo", "torch._functorch.aot_autograd", "torch._functorch.partitioners",
     "torch._inductor.debug", "torch._inductor.sizevars", "torch.distributed.tensor",
@@ -35,15 +35,15 @@ IMPORTED = [
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(IMPORTED)
-# CUDA does not work in a forked process if an import has so much as counted the devices.
+# CUDA does not work in a forked process if an import did even as little as count the devices.
 _apart = multiprocessing.get_context("spawn")
 
 
 class Fresh:
     """A process that does what `python WORDS…` would: a script with arguments, or `-c` and a program.
 
-    Its standard input and output are pipes, as text; its standard error is kept in a file. One that is not forked imports
-    everything itself.
+    Its standard input and output are pipes, as text; its standard error is kept in a file. A process that is not forked
+    imports everything itself.
     """
 
     def __init__(self, *words: str, folder: Path = HERE, environment: dict[str, str] | None = None,
@@ -72,7 +72,7 @@ class Fresh:
         return self.process.exitcode
 
     def finish(self, timeout: float | None = None) -> tuple[int, str]:
-        """Its exit code, and what it printed from now on.
+        """Its exit code, and its output from now on.
 
         Raises:
             TimeoutError: If it does not end in time; it is killed then.
@@ -87,7 +87,7 @@ class Fresh:
                 raise
 
     def said(self) -> str:
-        """What it wrote to standard error so far."""
+        """Its standard error so far."""
         self.errors.seek(0)
         return self.errors.read()
 
@@ -104,10 +104,10 @@ class Fresh:
         self.close()
 
     def _end(self) -> None:
-        """Ends it and what it started, which would keep its output open."""
+        """Kills it and its children, which would keep its output open."""
         try:
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:  # it has no group yet
+        except ProcessLookupError:  # it has no process group yet
             self.process.kill()
 
 
@@ -122,8 +122,8 @@ def run(*words: str, timeout: float | None = 1800, **options: Any) -> subprocess
 
 @functools.cache
 def _serve() -> None:
-    """Starts the process that others are forked from. Python 3.11 does not give it the path of this one, and it passes over
-    what it does not find."""
+    """Starts the process that others are forked from. Python 3.11 does not give it this process's `sys.path`, and it
+    skips modules that it does not find."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [before])])
     try:
@@ -135,7 +135,7 @@ def _serve() -> None:
 
 
 class _Descriptor:
-    """A file descriptor that is handed over with the process that it is an argument of."""
+    """A file descriptor that is duplicated into the process that gets it as an argument."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -149,7 +149,7 @@ def _received(handed: Any) -> int:
 
 
 def _become(words: tuple[str, ...], folder: str, environment: dict[str, str], streams: list[int]) -> None:
-    """In the forked process: what an interpreter does when it starts, in a process group of its own."""
+    """In the forked process: does what an interpreter does when it starts, in a process group of its own."""
     os.setpgrp()
     for number, stream in enumerate(streams):
         os.dup2(stream, number)

@@ -1,10 +1,11 @@
 """Training loops as people write them, each once: run in eager, and with the model compiled under a budget, in one
-fresh process whose every byte is counted. `python loops.py clipping scaler` prints what was seen as JSON; `seen` does that
-from another process.
+fresh process whose every byte is counted. `python loops.py clipping scaler` prints the results as JSON; `seen` does
+that from another process.
 
 Invariant: a loop is the same code in both modes; it knows of the compilation only where it calls `Run.compiled`, which
 does nothing in eager. The seeds are set before each run, so runs differ only in what the compilation changes. Peaks are
-bytes beyond what the process held before the loop began, of forward and backward pass without the optimizer's own step.
+bytes beyond those that the process held before the loop began, in forward and backward pass without the optimizer's own
+step.
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ class Run:
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[None]:
-        """Measures the peak of what stands inside."""
+        """Measures the peak of the code inside."""
         allocator.reset_peak()
         yield
         self.peaks.append(allocator.peak() - self.base)
 
     def record(self, name: str, value: torch.Tensor | float | None) -> None:
-        """Something to compare: a tensor by its bits."""
+        """Records something to compare: a tensor by its bits."""
         if isinstance(value, torch.Tensor) or value is None:
             self.records.append((name, measured.digest(value)))
         else:
@@ -75,7 +76,7 @@ class Run:
         self.record("generator", torch.get_rng_state())
 
     def report(self) -> dict[str, Any]:
-        """What was seen, as JSON takes it."""
+        """The results, ready for JSON."""
         plans = [plan for model in self.models for plan in zoo.use_tightfit().plans(model)]
         return {"records": self.records, "peaks": self.peaks, "plans": len(plans),
                 "planned": max((plan.peak for plan in plans), default=0)}
@@ -114,7 +115,7 @@ class Tokens(nn.Module):
 
 
 class Adapted(nn.Module):
-    """A frozen linear layer with a trained one of low rank beside it."""
+    """A frozen linear layer with a trained one of low rank in parallel."""
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
@@ -138,7 +139,7 @@ def words(seed: int, rows: int = 8, window: int = 24) -> torch.Tensor:
     return torch.randint(0, 256, (rows, window + 1), generator=torch.Generator().manual_seed(seed))
 
 
-# The loops. Their names are what they do beyond forward, backward and step.
+# The loops. Their names say what they do beyond forward, backward and step.
 
 
 def clipping(run: Run) -> None:
@@ -283,7 +284,7 @@ def two_forwards(run: Run) -> None:
 
 
 def frozen(run: Run) -> None:
-    """Low-rank adapters beside frozen layers; one of them is frozen as well later on, and given free again."""
+    """Low-rank adapters in parallel to frozen layers; one of them is later frozen as well, and then unfrozen."""
     model = Net(statistics=False).requires_grad_(False)
     model.first, model.second = Adapted(model.first), Adapted(model.second)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -302,7 +303,7 @@ def frozen(run: Run) -> None:
 
 
 def tied(run: Run) -> None:
-    """Tied parameters, and a batch whose tensors show one storage."""
+    """Tied parameters, and a batch whose tensors share one storage."""
     model = Tokens()
     optimizer = torch.optim.AdamW(model.parameters())
     run.compiled(model, optimizer)
@@ -336,7 +337,7 @@ def shapes(run: Run) -> None:
 
 
 def held_outputs(run: Run) -> None:
-    """Outputs that the loop holds during the backward pass, drops before it, and keeps to the next step, in turn."""
+    """Outputs that the loop in turn holds during the backward pass, drops before it, and keeps until the next step."""
     model = Net()
     run.compiled(model)
     kept = None
@@ -372,7 +373,7 @@ def batch_gradient(run: Run) -> None:
 
 
 def hooks(run: Run) -> None:
-    """Hooks on parameters, that change and that read gradients, come and go."""
+    """Hooks on parameters, which change or read gradients, are added and removed."""
     model = Net()
     run.compiled(model)
     seen = []
@@ -491,7 +492,7 @@ def trainer_bert(run: Run) -> None:
 
 
 def resumed(run: Run) -> None:
-    """A Trainer goes on from a checkpoint of the other mode."""
+    """A Trainer resumes from a checkpoint of the other mode."""
     with tempfile.TemporaryDirectory() as folder:
         first = Run("min" if run.budget is None else None)
         trainer_of(first, "gpt2", folder, max_steps=4, save_steps=2, eval_strategy="no").train()
@@ -508,14 +509,14 @@ LOOPS: dict[str, Callable[[Run], None]] = {loop.__name__: loop for loop in (
     shapes, held_outputs, batch_gradient, hooks, asked, trainer_gpt2, trainer_bert, resumed,
 )}
 
-# The budget of a loop as a share of eager's peak, where it is not the usual one: some hold two forward passes at once,
-# or gradients beside `.grad`, and where everything is small the room that is kept for small things is not.
+# The usual budget of a loop as a share of eager's peak, and the exceptions: some loops hold two forward passes at once,
+# or gradients besides `.grad`, and where everything is small, the room reserved for small things is not negligible.
 SHARE = 0.95
 SHARES = {"half": 1.25, "two_forwards": 1.1, "asked": 1.3, "batch_gradient": 1.0, "frozen": 1.1, "trainer_gpt2": 0.85,
           "trainer_bert": 0.85, "resumed": 0.85}
 
 
-# In the process that measures.
+# In the measuring process.
 
 
 def once(name: str, budget: int | str | None) -> dict[str, Any]:
@@ -525,7 +526,7 @@ def once(name: str, budget: int | str | None) -> dict[str, Any]:
     run = Run(budget)
     try:
         LOOPS[name](run)
-    except Exception as error:  # noqa: BLE001: whatever it is, it is what was seen
+    except Exception as error:  # noqa: BLE001: any exception is a result
         figures = {key: getattr(error, key) for key in ("smallest", "needed") if hasattr(error, key)}
         return {**run.report(), "error": type(error).__name__, "message": str(error), **figures,
                 "trace": traceback.format_exc()}
@@ -533,7 +534,7 @@ def once(name: str, budget: int | str | None) -> dict[str, Any]:
 
 
 def compared(name: str, least: bool) -> dict[str, Any]:
-    """A loop in eager and at its budget, and with as few bytes as possible if that is asked for."""
+    """A loop in eager and at its budget, and if `least` also with as few bytes as possible."""
     eager = once(name, None)
     budget = int(SHARES.get(name, SHARE) * max(eager["peaks"], default=0))
     found = {"eager": eager, "budget": budget, "fitted": once(name, budget)}
@@ -541,7 +542,7 @@ def compared(name: str, least: bool) -> dict[str, Any]:
 
 
 def seen(names: list[str], least: bool) -> dict[str, Any]:
-    """What a fresh process sees of these loops, by name."""
+    """The results of a fresh process for these loops, by name."""
     done = fresh.run(str(Path(__file__).resolve()), *names, *(["--least"] if least else []))
     if done.returncode != 0:
         raise RuntimeError(done.stderr[-4000:])

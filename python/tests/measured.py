@@ -2,15 +2,15 @@
 buffer, and the seconds. `python measured.py gpt2 --mode eager` prints them as JSON; `measure` and `Worker` do that from
 another process.
 
-Invariant: bytes are counted by an allocator that stands before the first tensor exists, so a peak is absolute: it has
-parameters, gradients, buffers, batch, the optimizer's state and whatever else PyTorch's allocator handed out in this
-process. A peak is that of forward and backward; the optimizer's own step has a figure of its own. The seed is set once,
-before the first step, and each step has another batch, so runs of different modes have the same random numbers only
-where they draw the same. Nothing here knows what a mode should reach.
+Invariant: bytes are counted by an allocator that is installed before the first tensor exists, so a peak is absolute: it
+includes parameters, gradients, buffers, batch, the optimizer's state and whatever else PyTorch's allocator handed out
+in this process. A peak is that of forward and backward; the optimizer's own step has a separate figure. The seed is set
+once, before the first step, and each step has another batch, so runs of different modes have the same random numbers
+only if they make the same draws. Nothing here knows what a mode should reach.
 
-On CUDA the bytes are the figures of PyTorch's caching allocator, allocated and reserved; after the first step what it
-keeps for later is given back, in every mode, so that what a compiler tried out counts in the first step alone. The
-clock stops when the device is done.
+On CUDA the bytes are the figures of PyTorch's caching allocator, allocated and reserved; after the first step its cache
+is emptied, in every mode, so that what a compiler tried out counts only in the first step. The clock stops when the
+device is done.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ import allocator
 import zoo
 from fresh import Fresh
 
-# `blocks` is what models of transformers call gradient checkpointing.
+# `blocks` is what transformers models call gradient checkpointing.
 MODES = ("eager", "checkpoint", "blocks", "tightfit", "aot", "inductor")
 OPTIMIZERS = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-2),
@@ -51,7 +51,7 @@ OPTIMIZERS = {
 
 
 def digest(tensor: torch.Tensor | None) -> str | None:
-    """SHA-256 of a tensor's bits in the order of its elements, shortened; `None` where there is none."""
+    """SHA-256 of a tensor's bits in the order of its elements, shortened; `None` if there is none."""
     if tensor is None:
         return None
     flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
@@ -59,7 +59,7 @@ def digest(tensor: torch.Tensor | None) -> str | None:
 
 
 def prepare(work: zoo.Workload, options: argparse.Namespace, optimizer: torch.optim.Optimizer | None) -> None:
-    """Makes the model run in the mode that was asked for. Only `tightfit` may do anything before the first call."""
+    """Makes the model run in the requested mode. Only `tightfit` may do anything before the first call."""
     if options.mode == "checkpoint":
         for block in work.blocks:
             block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
@@ -87,7 +87,7 @@ class Loop:
         if options.limit is not None:
             whole = torch.cuda.get_device_properties(self.device).total_memory
             torch.cuda.set_per_process_memory_fraction(options.limit / whole, self.device.index or 0)
-        # Addresses are planned only where nothing is on the device yet.
+        # Addresses are planned only if nothing is on the device yet.
         is_placed = options.mode == "tightfit" and json.loads(options.more).get("addresses", False)
         self.work = zoo.build(options.name, tiny=options.tiny, seed=options.seed,
                               device="cpu" if options.moved else self.device)
@@ -95,18 +95,19 @@ class Loop:
         self.optimizer = make(self.work.model.parameters()) if make else None
         prepare(self.work, options, self.optimizer)
         self.work.model.to(self.device)
-        # The package's own allocator counts itself: PyTorch has no figures of it.
+        # The package's own allocator keeps its own counts: PyTorch has no figures for it.
         self.native = zoo.use_tightfit()._native.Addresses(self.device.index or 0) if is_placed else None
         self.done = 0
         self.counted = options.counted
-        # On CUDA the most bytes, allocated and reserved, before the statistics were last reset: counting does that too.
+        # On CUDA, the most bytes, allocated and reserved, before the last reset of the statistics (counting resets
+        # them).
         self.highest = (0, 0)
         if self.counted and self.device.type == "cuda" and self.native is None:
             self._watch()
         torch.manual_seed(options.seed + 1)
 
     def step(self, digests: bool) -> dict[str, Any]:
-        """One training step and what it was measured to take."""
+        """One training step and its measurements."""
         model = self.work.model
         model.zero_grad(set_to_none=True)
         batch = {name: tensor.to(self.device) for name, tensor in self.work.batch(self.seed + self.done).items()}
@@ -132,12 +133,12 @@ class Loop:
         return record
 
     def settle(self) -> None:
-        """Gives back what CUDA's allocator keeps and nothing uses."""
+        """Frees what CUDA's allocator caches."""
         if self.device.type == "cuda" and self.native is None:
             torch.cuda.empty_cache()
 
     def _watch(self) -> None:
-        """Keeps the most bytes that were there before CUDA's statistics are reset."""
+        """Notes the most bytes before each reset of CUDA's statistics."""
         reset = torch.cuda.reset_peak_memory_stats
 
         def kept(device: Any = None) -> None:
@@ -178,7 +179,7 @@ class Loop:
         return allocator.peak()
 
     def _reserved(self) -> int | None:
-        """The most bytes that the allocator took of the device; on a processor it keeps nothing for later."""
+        """The most bytes that the allocator took from the device; on a processor it caches nothing."""
         if self.counted and self.native is None and self.device.type == "cuda":
             return self._figures()[1]
         return self._peak()
@@ -191,7 +192,7 @@ def _plans(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def _device(device: torch.device) -> dict[str, str]:
-    """What the device is called, and what drives it."""
+    """The name of the device, and its driver."""
     if device.type != "cuda":
         return {"device": f"{platform.machine()}, {torch.get_num_threads()} threads", "driver": "–"}
     found = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True,
@@ -202,7 +203,7 @@ def _device(device: torch.device) -> dict[str, str]:
 
 
 def report(loop: Loop, options: argparse.Namespace) -> dict[str, Any]:
-    """The first steps of a loop, with everything that they are compared by."""
+    """The first steps of a loop, with everything needed to compare them."""
     steps = [loop.step(digests=options.digests)]
     loop.settle()
     steps += [loop.step(digests=options.digests) for _ in range(options.steps - 1)]
@@ -227,7 +228,7 @@ def report(loop: Loop, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _failure(error: Exception) -> dict[str, Any]:
-    """What was refused, with the figures that the exception carries."""
+    """The refusal, with the figures of the exception."""
     figures = {name: getattr(error, name) for name in ("budget", "needed", "smallest") if hasattr(error, name)}
     return {"error": type(error).__name__, "message": str(error), **figures}
 
@@ -237,7 +238,7 @@ def _serve(options: argparse.Namespace, out: IO[str]) -> None:
     try:
         loop = Loop(options)
         print(json.dumps(report(loop, options)), file=out, flush=True)
-    except Exception as error:  # noqa: BLE001: whatever it is, it is the answer
+    except Exception as error:  # noqa: BLE001: any exception is a result
         traceback.print_exc()
         print(json.dumps({"model": options.name, "mode": options.mode, **_failure(error)}), file=out, flush=True)
         return
@@ -246,11 +247,11 @@ def _serve(options: argparse.Namespace, out: IO[str]) -> None:
             print(json.dumps(loop.step(digests=False)), file=out, flush=True)
 
 
-# In the process that asks.
+# In the process that starts the measurements.
 
 
 class Worker:
-    """A fresh process that has done the first steps of one run (`report`) and does another whenever it is told to."""
+    """A fresh process that has done the first steps of one run (`report`) and does another on request."""
 
     def __init__(self, name: str, mode: str, **options: Any) -> None:
         words = [str(Path(__file__).resolve()), name, "--mode", mode, "--serve"]
@@ -330,7 +331,7 @@ def main() -> None:
     parser.add_argument("--more", default="{}", help="further options of tightfit.compile, as JSON")
     parser.add_argument("--serve", action="store_true", help="do another step for each line of input")
     options = parser.parse_args()
-    # What else is printed in this process goes where errors go.
+    # Anything else that this process prints goes to standard error.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     torch.set_num_threads(options.threads)

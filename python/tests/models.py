@@ -98,6 +98,6 @@ class UNet(nn.Module):
 
 
 def three_dimensional(tensor):
-    """The tensor itself. Where assertions stand in files of tests, pytest rewrites them."""
+    """The tensor itself. Pytest would rewrite an assertion in a test file, hence its place here."""
     assert tensor.dim() == 3
     return tensor

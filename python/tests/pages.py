@@ -1,8 +1,8 @@
 """Pages of the documentation, run as a reader would run them.
 
 Invariant: nothing on a page is skipped. A fenced block is `sh`, `python` or `text`, or fails. A line of `sh` calls the
-program, whose name `TIGHTFIT_BIN` says, or Python, and ends well with something to show for it. A block of Python that
-begins with `# name.py` is that file. `text` is what the block before it printed, numbers and quoted names apart.
+program, which `TIGHTFIT_BIN` names, or Python; it succeeds and prints something. A block of Python that begins with
+`# name.py` is that file. `text` is what the previous block printed, except for numbers and quoted names.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ def run_blocks(chosen: list[tuple[str, str]], page: str, folder: Path, names: di
     (folder / "corpus").mkdir()
     for part in (ROOT / "corpus").iterdir():
         (folder / "corpus" / part.name).symlink_to(part)
-    # A step reads no data that only a link brings here.
+    # A step does not read data through a link.
     (folder / "corpus" / "data").unlink()
     shutil.copytree(ROOT / "corpus" / "data", folder / "corpus" / "data")
     with contextlib.chdir(folder):
@@ -69,7 +69,7 @@ def run_blocks(chosen: list[tuple[str, str]], page: str, folder: Path, names: di
 
 
 def _shape(text: str) -> str:
-    """What a text says without its numbers, quoted names and line breaks."""
+    """A text without its numbers, quoted names and line breaks."""
     return " ".join(re.sub(r"\d[\d.,]*\d|\d", "0", re.sub(r"'\w+'", "'…'", text)).split())
 
 

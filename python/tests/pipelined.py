@@ -1,8 +1,8 @@
-"""Pipelines of several processes over gloo beside the same model in one process: `seen` starts them, and returns what
-each rank saw of each run.
+"""Pipelines of several processes over gloo, compared with the same model in one process: `seen` starts them, and
+returns each rank's results of each run.
 
-Invariant: all ranks make the same model and the same batch from seeds, so a rank can compute by itself what its parameters'
-gradients are to be.
+Invariant: all ranks make the same model and the same batch from seeds, so a rank can compute by itself what its
+parameters' gradients should be.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ class Normed(nn.Module):
 
 
 class Words(nn.Module):
-    """A model whose embedding is read again behind all blocks, and may be the head too: the tied one. Its blocks may have
-    statistics, or be one that is called again and again. The late one reads the words again at its end, and its batch is a
-    structure. The dropping one has statistics and dropout, and what crosses a cut, and its answer, differ with the mode."""
+    """A model whose embedding is read again after all blocks. In the kind "tied" it is also the head. Its blocks may
+    have statistics, or be one block that is called repeatedly. The kind "late" reads the words again at its end, and
+    its batch is a structure. The kind "dropping" has statistics and dropout, and what crosses a cut, and its result,
+    depend on the mode."""
 
     def __init__(self, blocks: int, kind: str) -> None:
         super().__init__()
@@ -76,7 +77,7 @@ class Words(nn.Module):
         for block in self.blocks:
             x = block(x, mask)
         if self.kind == "dropping":
-            # In training mode, nobody reads what was embedded so late.
+            # In training mode, the embedding is not read again this late.
             logits = self.head(x if self.training else x + embedded)
             return {"logits": logits, "size": logits.square().mean()}
         if self.kind != "late":
@@ -126,8 +127,8 @@ def expected(kind: str, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> tup
 
 
 def through_blocks(plan: pipelines.StagePlan, within: str = "down") -> pipelines.StagePlan:
-    """The same order of a plan with one layer a stage, cut within blocks: what a residual connection carries over a cut is
-    read before it too."""
+    """The same order of a plan with one layer a stage, cut within blocks: what a residual connection carries over a cut
+    is also read before it."""
     document = copy.deepcopy(plan.document)
     count = len(document["stages"])
     for number, stage in enumerate(document["stages"]):
@@ -146,7 +147,7 @@ def recomputing(plan: pipelines.StagePlan) -> pipelines.StagePlan:
 
 
 def run(devices: int, schedule: str | None, kind: str, change: str | None, mesh: Any) -> dict[str, Any]:
-    """One step of this rank beside what it is to be."""
+    """One step of this rank, compared with the expected one."""
     own = model(kind)
     inputs, target = structured(kind, *(tensor[:ROWS] for tensor in batch(0)))
     plan = pipelines.plan(own, (inputs, target), loss_fn, budget="1GB", microbatches=MICRO_BATCHES, devices=devices,
@@ -155,7 +156,7 @@ def run(devices: int, schedule: str | None, kind: str, change: str | None, mesh:
     pipeline = plan.apply(own, inputs, loss_fn, mesh=mesh)
     parts = 1 if mesh is None else mesh["dp"].size()
     part = 0 if mesh is None else mesh["dp"].get_local_rank()
-    # Gradients of one step stay out of the next one.
+    # Once gradients are reset, those of one step do not affect the next one.
     pipeline.step(*structured(kind, *batch(part + 7)))
     for parameter in pipeline.parameters():
         parameter.grad = None
@@ -163,7 +164,7 @@ def run(devices: int, schedule: str | None, kind: str, change: str | None, mesh:
     loss = pipeline.step(*structured(kind, *batch(part)))
     mean, gradients = expected(kind, [batch(number) for number in range(parts)])
     apart = [furthest(pipeline, gradients, 1)]
-    # Without setting them to zero, gradients add up.
+    # Without a reset, gradients add up.
     pipeline.step(*structured(kind, *batch(part)))
     apart.append(furthest(pipeline, gradients, 2))
     names = [name for name, _ in pipeline.named_parameters()]
@@ -177,7 +178,7 @@ def run(devices: int, schedule: str | None, kind: str, change: str | None, mesh:
 
 
 def refuses(pipeline: pipelines.Pipeline, wrong: tuple[Any, Any]) -> bool:
-    """Whether this rank refuses a batch; only the first one sees that it is of other rows."""
+    """Whether this rank refuses a batch; only the first one sees that its number of rows is wrong."""
     try:
         pipeline.step(*wrong)
     except OptionError:
@@ -186,8 +187,8 @@ def refuses(pipeline: pipelines.Pipeline, wrong: tuple[Any, Any]) -> bool:
 
 
 def evaluations(devices: int, schedule: str | None, change: str | None, mesh: Any) -> dict[str, Any]:
-    """Evaluations of this rank before, between and after steps beside those of one process, and whether the steps are those
-    without evaluations, bit by bit."""
+    """Compares evaluations of this rank before, between and after steps with those of one process, and says whether the
+    steps have the same bits as without evaluations."""
     part = 0 if mesh is None else mesh["dp"].get_local_rank()
     words, targets = (tensor[:ROWS] for tensor in batch(0))
     plan = pipelines.plan(model("dropping"), (words, targets), loss_fn, budget="1GB", microbatches=MICRO_BATCHES,
@@ -212,7 +213,7 @@ def evaluations(devices: int, schedule: str | None, change: str | None, mesh: An
                     apart.append(unlike(pipeline, own, loss, answer, part, mesh))
 
         if change != "recomputed":
-            # Otherwise, there are gradients already when PyTorch begins to evaluate.
+            # In the other cases, gradients already exist when PyTorch begins to evaluate.
             evaluate()
         for number in range(2):
             loss = pipeline.step(*batch(part + number))
@@ -232,7 +233,7 @@ def evaluations(devices: int, schedule: str | None, change: str | None, mesh: An
 
 
 def unlike(pipeline: pipelines.Pipeline, own: Words, loss: torch.Tensor | None, answer: Any, part: int, mesh: Any) -> float:
-    """How far an evaluation is from that of one process with the parameters and statistics of all ranks of a pipeline."""
+    """The difference between an evaluation and that of one process with the parameters and statistics of all ranks."""
     written = {name for stage in pipeline.stages.values() for name in stage.statistics()[0]}
     named: dict[str, torch.Tensor] = {name: buffer for name, buffer in own.named_buffers() if name in written}
     for name, parameter in pipeline.named_parameters():
@@ -259,12 +260,12 @@ def unlike(pipeline: pipelines.Pipeline, own: Words, loss: torch.Tensor | None, 
 
 
 def local(tensor: Any) -> torch.Tensor:
-    """What this rank has of a tensor."""
+    """This rank's part of a tensor."""
     return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
 
 
 def statistics(own: Words, pipeline: pipelines.Pipeline, kind: str, part: int) -> float:
-    """How far a buffer of this rank's stages is at most from what the three steps of one process leave."""
+    """The largest difference between a buffer of this rank's stages and the result of three steps in one process."""
     alone = model(kind)
     for seed in (part + 7, part, part):
         for words in batch(seed)[0].chunk(MICRO_BATCHES):
@@ -277,7 +278,7 @@ def statistics(own: Words, pipeline: pipelines.Pipeline, kind: str, part: int) -
 
 
 def furthest(pipeline: pipelines.Pipeline, gradients: dict[str, torch.Tensor], steps: int) -> float:
-    """How far a gradient is at most from what so many steps of one process leave."""
+    """The largest difference between a gradient and the result of this many steps in one process."""
     apart = 0.0
     for name, parameter in pipeline.named_parameters():
         gradient = parameter.grad
@@ -307,7 +308,7 @@ def main(rank: int, ranks: int, folder: str, runs: list[list[Any]]) -> None:
 
 
 def seen(ranks: int, runs: list[list[Any]]) -> list[list[dict[str, Any]]]:
-    """What each rank saw of each run, `[devices, schedule, kind of model, what is changed in the plan]`."""
+    """Each rank's results of each run, `[devices, schedule, kind of model, what is changed in the plan]`."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
         script = str(Path(__file__).resolve())
@@ -317,7 +318,7 @@ def seen(ranks: int, runs: list[list[Any]]) -> list[list[dict[str, Any]]]:
         said = [process.said() for process in processes]
         for process in processes:
             process.close()
-        # All of them: where one fails, the others say that they cannot reach it.
+        # All of them: if one fails, the others report that they cannot reach it.
         failed = [f"rank {rank}:\n{said[rank]}" for rank, code in enumerate(codes) if code != 0]
         assert not failed, "\n".join(failed)
         return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]

@@ -1,7 +1,7 @@
 """Training steps whose tensors get planned addresses, in a fresh process: `python placed.py gpt2` prints them as JSON.
 
-Invariant: PyTorch's allocator on the processor is the package's own one before the first tensor exists, called by the
-two functions by which CUDA would call it. Bytes that are out and blocks that overlap are counted in C++, which knows
+Invariant: PyTorch's allocator on the processor is the package's own one before the first tensor exists, called through
+the two functions by which CUDA would call it. Bytes handed out and blocks that overlap are counted in C++, which knows
 nothing of slabs. Eager runs under the same allocator, which then passes everything on.
 """
 
@@ -27,7 +27,7 @@ from tightfit import _native  # noqa: E402
 
 
 class Loop:
-    """A plain training loop under the allocator, with what is reserved in each step."""
+    """A plain training loop under the allocator, which notes the bytes reserved in each step."""
 
     def __init__(self, name: str, counted: ctypes.CDLL, **options: Any) -> None:
         self.native = _native.Addresses(-1)
@@ -51,7 +51,7 @@ class Loop:
         record = {
             "bits": {name: measured.digest(parameter.grad) for name, parameter in model.named_parameters()}
             | {name: measured.digest(buffer) for name, buffer in model.named_buffers()} | {"loss": loss.item()},
-            # Without the slab: it may be made anew in this step.
+            # Without the slab, which may be made again in this step.
             "static": before["reserved"] - before["slab"], "peak": after["peak"], "slab": after["slab"],
             "placed": after["placed"] - before["placed"], "passed_on": after["passed_on"] - before["passed_on"],
             "strays": after["strays"], "overlaps": self.counted.tightfit_overlaps(),
@@ -62,7 +62,7 @@ class Loop:
         return record
 
     def plans(self) -> list[dict[str, Any]]:
-        """What is known of each plan, its addresses included."""
+        """The figures of each plan, its addresses included."""
         return [{"peak": plan.held.peak + plan.beside, "slab": plan.course.slab,
                  "placed": plan.course.placement and plan.course.placement.placed,
                  "beside": plan.course.placement and plan.course.placement.beside}
@@ -90,7 +90,7 @@ def runs(name: str, counted: ctypes.CDLL, steps: int, share: float) -> Iterator[
 
 
 def _forget() -> None:
-    """Lets go of what was compiled: its models count in what is reserved."""
+    """Frees what was compiled: its models are part of the reserved bytes."""
     torch._dynamo.reset()
     gc.collect()
 

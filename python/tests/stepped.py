@@ -1,9 +1,9 @@
 """Whole training steps, the optimizer's update included, of one model in a fresh process: the bytes at their peak and
-the bits of everything that they leave. `python stepped.py gpt2 --mode step --budget min` prints them as JSON; `run`
-does that from another process.
+the bits of all results. `python stepped.py gpt2 --mode step --budget min` prints them as JSON; `run` does that from
+another process.
 
-Invariant: bytes are counted by an allocator that stands before the first tensor exists, and the peak is that of the
-whole step, from the batch to the last update. All modes draw the same batches and the same random numbers. Nothing
+Invariant: bytes are counted by an allocator that is installed before the first tensor exists, and the peak is that of
+the whole step, from the batch to the last update. All modes draw the same batches and the same random numbers. Nothing
 here knows what a mode should reach.
 """
 
@@ -40,7 +40,7 @@ OPTIMIZERS = {
 
 
 def wide() -> zoo.Workload:
-    """Many parameters and few activations: what a step holds are gradients."""
+    """Many parameters and few activations: a step holds mostly gradients."""
     model = nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(256, 256), nn.GELU())), nn.Linear(256, 10))
     return zoo.Workload(zoo.WithLoss(model).train(),
                         lambda: {"inputs": torch.randn(4, 256), "targets": torch.randint(0, 10, (4,))},
@@ -48,7 +48,7 @@ def wide() -> zoo.Workload:
 
 
 def frozen() -> zoo.Workload:
-    """A large layer that is not trained below a small one that is."""
+    """A large frozen layer below a small trained one."""
     model = nn.Sequential(nn.Linear(768, 768), nn.Linear(768, 8))
     model[0].requires_grad_(False)
     return zoo.Workload(zoo.WithLoss(model).train(),
@@ -89,7 +89,7 @@ class Loop:
         torch.manual_seed(1 + options.first)
 
     def plan_peaks(self) -> list[int]:
-        """The most bytes of each plan that was made."""
+        """The peak of each plan that was made."""
         if self.whole is not None:
             return [plan.peak for plan in self.whole.plans]
         return [plan.peak for plan in zoo.use_tightfit().plans(self.model)]
@@ -178,7 +178,7 @@ def main() -> None:
     parser.add_argument("--save", default="")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
-    # What else is printed in this process goes where errors go.
+    # Anything else that this process prints goes to standard error.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     torch.set_num_threads(2)
@@ -187,7 +187,7 @@ def main() -> None:
         allocator.install()
     try:
         answer = _report(options)
-    except Exception as error:  # noqa: BLE001: whatever it is, it is the answer
+    except Exception as error:  # noqa: BLE001: any exception is a result
         traceback.print_exc()
         figures = {name: getattr(error, name) for name in ("budget", "needed", "smallest") if hasattr(error, name)}
         answer = {"error": type(error).__name__, "message": str(error), **figures}

@@ -1,7 +1,7 @@
 """Planned addresses, on the processor through the functions by which CUDA would call them (`placed.py`).
 
-Invariant: what is judged is what C++ saw outside of the package (bytes that are out, blocks that overlap) and eager's
-bits; every run is in a process of its own, since PyTorch's allocator is one for all.
+Invariant: tests judge what C++ counted outside of the package (bytes handed out, blocks that overlap) and eager's bits;
+every run is in a process of its own, since PyTorch's allocator is global to a process.
 
 Tier: quick with a part of the cases, 41 s; full with all of them.
 """
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
 
 def printed(code: str) -> str:
-    """What a program prints that starts under the package's allocator."""
+    """The output of a program that starts under the package's allocator."""
     opening = "import placed, torch\nfrom torch import nn\nfrom placed import tightfit, _native\nCOUNTED = placed.install()\n"
     done = fresh.run("-c", opening + code)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -43,7 +43,7 @@ def test_replayed_steps_lie_at_their_addresses_with_eagers_bits(name: str):
     assert [step["bits"] for step in steps] == [step["bits"] for step in eager]
     assert all(step["overlaps"] == step["strays"] == 0 for step in [*eager, *steps])
     assert all(step["peak"] <= budget for step in steps), [step["peak"] - budget for step in steps]
-    # All bytes that are out lie in the slab, or in blocks beside it.
+    # All bytes handed out lie in the slab, or in blocks outside it.
     assert all(step["live"] == step["held"] + step["reserved"] - step["slab"] for step in steps)
     plan = ours["plans"][-1]
     replayed = [step for step in steps if step["placed"]]
@@ -288,13 +288,13 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def loops() -> dict[str, Any]:
-    """What came of several loops in one process."""
+    """The results of several loops in one process."""
     return json.loads(printed(LOOPS).splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
 def between() -> dict[str, Any]:
-    """What came of loops in which something happens between the passes of a step."""
+    """The results of loops in which something happens between the passes of a step."""
     return json.loads(printed(BETWEEN).splitlines()[-1])
 
 
@@ -314,9 +314,9 @@ def test_a_step_over_what_another_one_left_is_refused(loops: dict[str, Any]):
     assert loops["first"] == [False, False, False, True, True]
     assert loops["over"].startswith("BudgetExceeded: ")
     assert "still lie where this one is to be placed" in loops["over"]
-    # By PyTorch where it has given away what the first backward pass needs, or else here.
+    # Refused by PyTorch if it has already freed what the backward pass needs, or else by the package.
     assert "retain_graph" in loops["twice"]
-    # A refusal leaves all as it was.
+    # A refusal changes nothing.
     assert loops["after"] == [True] * 4
     assert loops["waiting"] is not None
 
@@ -346,7 +346,7 @@ def test_calls_between_the_passes_of_a_step_leave_it_its_place_and_the_budget(be
     assert placed > 0 and [step[2] for step in between["between"]] == [None] * 12
     assert all("BudgetExceeded" in step[2] or "InfeasibleBudget" in step[2] for step in between["refused"])
     assert all(count >= placed for count, _, _ in (*between["between"], *between["refused"]))
-    # What is refused was measured first, the first time, and its batch is there.
+    # The first time, a refused call was measured before, and its batch exists.
     assert max(peak for _, peak, _ in between["between"]) <= 600 << 10
     assert max(peak for _, peak, _ in between["refused"][1:]) - 4 * 64 * 2048 <= 600 << 10, between["refused"]
 

@@ -1,7 +1,7 @@
 """Steps that the engine cannot execute are refused when they are exported, by name and place, and no others are.
 
-Invariant: a refusal names the operator, the module that calls it and what to do, and leaves no file behind; what is
-exported, the program trains.
+Invariant: a refusal names the operator, the module that calls it and what to do, and leaves no file; the program trains
+whatever was exported.
 
 Tier: quick, since it takes 7 s.
 """

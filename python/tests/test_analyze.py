@@ -1,6 +1,6 @@
-"""`tightfit.analyze`: what the program says of a step, of a model and of a graph, as an object that shows as tables.
+"""`tightfit.analyze`: what the program reports about a step, a model and a graph, as an object displayed as tables.
 
-Invariant: what it is compared with is said by the program in a process of its own; no time is asserted.
+Invariant: the expected values are printed by the program in a separate process; no time is asserted.
 
 Tier: quick, since it takes 4 s.
 """

@@ -1,7 +1,7 @@
-"""Batches of any form: several tensors, dicts, nothing where there is nothing, and models that compute their loss.
+"""Batches of any form: several tensors, dicts, absent values, and models that compute their loss.
 
 Invariant: a graph to plan with computes what eager PyTorch computes on the same batch; a step for the engine has one
-tensor of inputs and one of targets, and what has more is refused.
+tensor of inputs and one of targets, and batches with more are refused.
 
 Tier: quick, since it takes 6 s.
 """
@@ -51,7 +51,7 @@ class Output(NamedTuple):
 
 
 class Keyed(UserDict):
-    """A mapping that is no dict, as transformers' `BatchEncoding`."""
+    """A mapping that is not a dict, like transformers' `BatchEncoding`."""
 
 
 def tensors():
@@ -65,7 +65,7 @@ def planned(folder, model, loss_fn, batch):
 
 
 def computes(module, model, batch, loss):
-    """The graph's loss and gradients are these of eager."""
+    """Checks that the graph's loss and gradients are those of eager."""
     loss.backward()
     found = module(*tightfit.arguments(module, model, batch))
     torch.testing.assert_close(found[0], loss.detach())

@@ -1,7 +1,7 @@
-"""Models that PyTorch's tracing alone would get wrong: recurrent layers, frozen modes, checkpoints of their own, batches
-that share memory.
+"""Models that PyTorch's tracing alone would get wrong: recurrent layers, frozen modes, checkpoints of their own,
+batches that share memory.
 
-Invariant: what a graph computes is held to eager PyTorch, by running the graph.
+Invariant: what a graph computes is compared with eager PyTorch, by running the graph.
 
 Tier: quick with a part of the cases, 8 s; full with all of them.
 """

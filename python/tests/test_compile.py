@@ -1,7 +1,7 @@
-"""`tightfit.compile` and its kin as a user meets them: options, refusals, records, planning without running.
+"""`tightfit.compile` and related functions as a user meets them: options, refusals, records, planning without running.
 
-Invariant: a refusal is one exception of the package that says what to do; what is planned without running is what is
-planned when it runs.
+Invariant: a refusal is one exception of the package that says what to do; the plan made without running is the plan
+made when running.
 
 Tier: quick with a part of the cases, 45 s; full with all of them.
 """
@@ -34,7 +34,7 @@ BIG = "1GiB"
 
 
 class Perceptron(nn.Module):
-    """A model that returns its loss; `trouble` says what it does besides."""
+    """A model that returns its loss; `trouble` says what else it does."""
 
     def __init__(self, trouble: str = "") -> None:
         super().__init__()
@@ -149,7 +149,7 @@ def test_a_refused_budget_names_one_that_suffices() -> None:
 
 
 class Block(nn.Module):
-    """Two layers and what stands around them."""
+    """Two layers, a norm before and an addition after them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class Block(nn.Module):
 
 
 class Blocks(nn.Module):
-    """Modules of modules, which can be checkpointed by themselves."""
+    """Modules of modules, which can be checkpointed separately."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -353,7 +353,7 @@ def test_a_compiled_model_dies_when_its_user_lets_it_go() -> None:
 
 
 def test_the_backend_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Where PyTorch cannot isolate models, the limit of eight is their class's, and other tests have compiled it.
+    # If PyTorch cannot isolate models, the limit of eight belongs to their class, which other tests have compiled.
     torch._dynamo.reset()
     work = batch()
     eager, model = Perceptron(), Perceptron()
@@ -423,7 +423,7 @@ def test_a_captured_step_is_a_graph_like_any_other(tmp_path) -> None:
     assert tightfit.pareto(graph, points=3)
     page = tightfit.explain(model, work, tmp_path / "step.html", points=2)
     assert "<svg" in (tmp_path / "step.html").read_text() and page == str(tmp_path / "step.html")
-    model(*work).backward()  # nothing of it has changed
+    model(*work).backward()  # the model has not changed
 
 
 def test_quick_calls_are_the_same_calls() -> None:
@@ -555,7 +555,7 @@ def test_an_output_that_is_held_counts_in_later_plans_though_it_is_saved_as_well
 
     def trained(budget: int | str) -> nn.Module:
         model = tightfit.compile(Sine(), budget=budget)
-        for _ in range(2):  # gradients are there the second time, which is another plan
+        for _ in range(2):  # gradients exist the second time, which takes another plan
             loss, hidden = model(torch.randn(1024, 8))
             hidden = hidden.view(-1)
             loss.backward()
@@ -566,7 +566,7 @@ def test_an_output_that_is_held_counts_in_later_plans_though_it_is_saved_as_well
 
 
 class Squashed(nn.Module):
-    """The backward pass of its sigmoid reads what that returned, which is saved and an output."""
+    """The backward pass of its sigmoid reads the sigmoid's result, which is both saved and an output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -618,7 +618,7 @@ def test_an_optimizer_that_has_stepped_before_is_counted() -> None:
 
 
 def test_a_budget_for_loops_that_drop_the_outputs_holds_in_the_first_step():
-    """No plan holds the outputs, and what refused that one does not hold them either."""
+    """No plan can hold the outputs, and the exception of that refusal must not keep them alive either."""
     class Classes(nn.Module):
         def __init__(self):
             super().__init__()
@@ -662,7 +662,7 @@ def test_memory_behind_a_result_counts() -> None:
 @pytest.mark.parametrize(("outputs", "trains"), [
     (lambda hidden, scale: (hidden.square().mean(), hidden), False),  # a loss, and what it was computed from
     (lambda hidden, scale: (hidden, hidden.square().mean()), False),
-    (lambda hidden, scale: (hidden, scale.exp()), True),  # a number that is no loss of the other output
+    (lambda hidden, scale: (hidden, scale.exp()), True),  # a number that is not a loss of the other output
     (lambda hidden, scale: (hidden, hidden.square().mean(1)), True),
 ])
 @pytest.mark.parametrize("rows", [1, 5])
@@ -768,7 +768,7 @@ def test_what_is_known_to_suffice_has_room_for_gradients_of_the_loops_own() -> N
 
 @torch.library.custom_op("tightfit_tests::doubled", mutates_args=())
 def doubled(numbers: torch.Tensor) -> torch.Tensor:
-    """Only of whole numbers."""
+    """Accepts only integers."""
     if (numbers != numbers.round()).any():
         raise ValueError("no whole number")
     return numbers * 2

@@ -1,9 +1,9 @@
 """The promise of `tightfit.compile` on real models: within the budget on every step, with eager's own bits.
 
 Invariant: bytes are those of PyTorch's allocator in a fresh process, the first step included, in which the model is
-captured and measured; budgets lie between the smallest one and eager's measured peak, so none is vacuous. Every change
-runs one small model, and the full tier all twelve; `TIGHTFIT_MODELS=all` runs them at their full size, and a list of
-names runs those.
+captured and measured; budgets lie between the smallest one and eager's measured peak, so none is vacuous. The quick
+tier, after every change, runs one small model, and the full tier all twelve; `TIGHTFIT_MODELS=all` runs them at their
+full size, and a list of names runs those.
 
 Tier: quick with a part of the cases, 27 s; full with all of them.
 """

@@ -1,6 +1,6 @@
-"""What can be held of CUDA without a GPU: attention's operators there, as graphs, and bytes as its allocator counts.
+"""What can be tested of CUDA without a GPU: its attention operators, as graphs, and bytes as its allocator counts them.
 
-Invariant: tensors are fake, so nothing of this runs on a device; the operators and their results are PyTorch's own.
+Invariant: tensors are fake, so nothing here runs on a device; the operators and their results are PyTorch's own.
 
 Tier: quick, since it takes less than a second.
 """
@@ -83,7 +83,7 @@ def test_made_up_states_of_dropout_lie_where_the_operator_reads_them(attention):
     names = [argument.name for argument in calls.overload(call.op)._schema.arguments]
     devices = {names[place]: tensors[argument["value"]].device for place, argument in enumerate(call.args)
                if isinstance(argument, dict)}
-    # Attention that saves memory reads its state on the processor, which only its source says.
+    # Memory-efficient attention reads its random state on the processor, which only its source says.
     where = {name: CPU if attention is efficient and name.startswith("philox") else CUDA for name in devices}
     assert devices == where and "philox_seed" in devices
 

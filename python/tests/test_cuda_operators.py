@@ -1,7 +1,7 @@
 """Steps captured for a GPU that is not there: with the operators that PyTorch runs on CUDA.
 
-Invariant: which kernel a call of attention takes is what PyTorch's documentation of its backends says, not what the
-capture says of itself; the processor's graphs are what they were.
+Invariant: the expected kernel of a call of attention is what PyTorch's documentation of its backends says, not what the
+capture reports; the processor's graphs are unchanged.
 
 Tier: quick, since it takes 7 s.
 """
@@ -23,7 +23,7 @@ EFFICIENT = "aten._scaled_dot_product_efficient_attention.default"
 
 
 class Attention(nn.Module):
-    """Self-attention as a model asks for it, between two products."""
+    """Self-attention as models call it, between two products."""
 
     def __init__(self, size=16, heads=(4, 4), mask=None, **options):
         super().__init__()
@@ -87,7 +87,7 @@ def test_attention_takes_the_first_kernel_that_takes_it(tmp_path, options, dtype
 
 
 class Plain(nn.Module):
-    """What a call of attention makes of one tensor, after a product that learns."""
+    """A call of attention on one tensor, after a trained product."""
 
     def __init__(self, call):
         super().__init__()
@@ -204,7 +204,7 @@ def test_a_device_named_in_the_forward_is_advised_against(tmp_path):
 
 
 def test_results_have_the_shapes_that_were_asked_for(tmp_path):
-    """Heads whose size no kernel takes are longer inside the call, and as asked for outside."""
+    """Heads whose size no kernel accepts are padded inside the call, and have the requested size outside."""
     with torch.device("meta"):
         model = Attention(size=20, is_causal=True).to(torch.bfloat16)
     graph = graph_of(tmp_path, model, batch())

@@ -24,7 +24,7 @@ from tier import FULL, full
 
 
 def right(found: list[list[dict]], owners: int) -> None:
-    """Each rank's gradients and statistics are those of one process, and all parameters are somewhere."""
+    """Each rank's gradients and statistics are those of one process, and each parameter is on some rank."""
     for runs in zip(*found, strict=True):
         what = f"{runs[0]['schedule']}, {runs[0]['kind']}, {runs[0]['change']}"
         for seen in runs:
@@ -36,13 +36,13 @@ def right(found: list[list[dict]], owners: int) -> None:
         names = {name for seen in runs for name in seen["names"]}
         trained = dict(pipelined.model(runs[0]["kind"]).named_parameters())
         if runs[0]["kind"] != "late":
-            # Nobody reads it.
+            # No layer reads it.
             del trained["late.weight"]
         assert names >= trained.keys(), what
 
 
 def evaluated(found: list[list[dict]], owners: int) -> None:
-    """Evaluations are those of one process, on the ranks that answer, and steps are as without them."""
+    """Evaluations are those of one process, on the ranks that return one, and do not change the steps."""
     for runs in zip(*found, strict=True):
         what = f"{runs[0]['schedule']}, {runs[0]['change']}"
         assert all(seen["apart"] <= 1e-6 and seen["same"] for seen in runs), f"{what}: {runs}"
@@ -79,7 +79,7 @@ def test_pipeline_and_sharding_together():
 
 
 def test_messages_that_all_have_gradients_are_the_values():
-    """As PyTorch's first releases need them, whichever this one is."""
+    """Messages as PyTorch's first releases need them, whichever release this is."""
     values = [torch.randn(2, 3, requires_grad=True) * 2, torch.tensor([-1, 2**62]), torch.tensor([True, False]), torch.randn(3).half(),
               torch.tensor([7, -7], dtype=torch.int32), torch.tensor([200], dtype=torch.uint8)]
     messages = Messages(values)
@@ -106,7 +106,7 @@ def test_evaluations_of_more_orders():
 
 
 def through(plan: pipelines.StagePlan, model: nn.Module, inputs: torch.Tensor):
-    """What the stages make, one after the other, in this process."""
+    """The results of the stages, one after the other, in this process."""
     whole = cut(model, (inputs,), plan.begins)
     values = (inputs,)
     for stage in stages_of(plan, whole):
@@ -153,7 +153,7 @@ def test_a_plan_is_written_and_read(tmp_path):
     with pytest.raises(tightfit.PlanError, match="tightfit-stages/1"):
         pipelines.StagePlan.read({"format": "tightfit-plan/1"})
     assert pipelines.StagePlan.read(plan.document) == plan
-    # A few bytes hold no device's part.
+    # A few bytes do not suffice for any device's part.
     with pytest.raises(tightfit.TightfitError, match="no plan was found"):
         pipelines.plan(model, (words[:2], targets[:2]), pipelined.loss_fn, budget=1000, microbatches=4, devices=2,
                        machine="a100-80gb")
@@ -179,7 +179,7 @@ def test_what_makes_no_sense_is_refused_by_name(given, because):
 def test_one_process_is_a_pipeline_too(tmp_path):
     words, targets = pipelined.batch(0)
     model = pipelined.model("tied")
-    # What is frozen has no gradient, here or there.
+    # Frozen parameters have no gradient, in the pipeline or in one process.
     model.blocks[0].requires_grad_(False)
     plan = pipelines.plan(model, (words[:2], targets[:2]), pipelined.loss_fn, budget="1GB", microbatches=4, devices=1,
                           schedule="gpipe", machine="a100-80gb")
@@ -294,7 +294,7 @@ def test_a_statistic_belongs_to_one_stage():
 
 
 class Moody(nn.Module):
-    """Constants, a parameter and what is called depend on the mode."""
+    """Constants, a parameter and the calls depend on the mode."""
 
     def __init__(self, kind: str = "") -> None:
         super().__init__()

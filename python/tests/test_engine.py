@@ -82,7 +82,7 @@ def gradients_of(model, loss_fn, weights, dump):
 
 
 def stepped(optimizer_of, weights, gradients, states):
-    """What PyTorch's optimizer makes of weights, gradients and state: all of it, by the engine's names."""
+    """Weights and state after a step of PyTorch's optimizer, by the engine's names."""
     parameters = {name: nn.Parameter(weights[name].clone()) for name in gradients}
     optimizer = optimizer_of(list(parameters.values()))
     for name, parameter in parameters.items():
@@ -117,7 +117,7 @@ RUNS = [(name, *run, budget) for name in ("gpt-nano", "mlp-digits") for run in (
 @pytest.mark.parametrize(("name", "steps", "micro_batches", "budget"),
                          cases(*QUICK, full=[run for run in RUNS if run not in QUICK]))
 def test_loss_gradients_and_updates_are_pytorchs(corpus, tmp_path, name, steps, micro_batches, budget):
-    """Of several micro-batches the dump holds all rows, and their mean is PyTorch's over one batch of them."""
+    """For several micro-batches the dump holds all rows; their mean is PyTorch's over one batch of all of them."""
     folder = corpus / "steps" / name
     rate = json.loads((folder / "step.json").read_text())["optimizer"]["learning_rate"]
     common = (folder, "--budget", budget, "--microbatches", micro_batches)
@@ -130,7 +130,7 @@ def test_loss_gradients_and_updates_are_pytorchs(corpus, tmp_path, name, steps, 
     loss, theirs = gradients_of(model, loss_fn, before, dump)
     [engine_loss] = losses(lines)
     print(f"{name}, step {steps}: loss {engine_loss} and {loss}")
-    # What is left of a loss near zero is the rounding of logits of the size of ten.
+    # A loss near zero consists of the rounding errors of logits of magnitude ten.
     assert abs(engine_loss - loss) <= 1e-5 * max(1.0, abs(loss))
     compare(ours, theirs, GRADIENT, f"{name}, step {steps}, gradients")
 
@@ -188,7 +188,7 @@ def test_a_table_batch_is_rows_of_the_training_part(corpus, tmp_path):
 
 
 class Tiny(nn.Module):
-    """A tanh layer and a norm, with a buffer that takes part: nothing that the steps of the corpus have."""
+    """A tanh layer and a norm, with a buffer that is used: nothing that the steps of the corpus have."""
 
     def __init__(self):
         super().__init__()
@@ -256,7 +256,7 @@ def test_a_new_model_is_exported_and_trained(tmp_path, optimizer, rate):
     lines = run(step, "--budget", "min", "--steps", 150, "--save", tmp_path / "trained")
     assert lines[-1]["validation_accuracy"] >= 0.9
     assert losses(lines)[-1] < 0.5 * losses(lines)[0]
-    # The weights are PyTorch's to use.
+    # PyTorch can use the weights.
     trained = load_file(tmp_path / "trained")
     model.load_state_dict({name: trained[name] for name in model.state_dict()})
     rows = [list(map(float, line.split(","))) for line in (tmp_path / "points.csv").read_text().splitlines()[1:]]

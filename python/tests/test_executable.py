@@ -1,4 +1,4 @@
-"""What an executable step says in other operators than PyTorch does, because the engine has no kernel for those.
+"""What an executable step expresses in operators other than PyTorch's, because the engine has no kernel for those.
 
 Invariant: the comparison goes through the written files only; graphs to plan with keep PyTorch's operators.
 
@@ -34,7 +34,7 @@ class Mixed(nn.Module):
 
 
 def pads(x):
-    """Wider, narrower, both, in one dimension and in two, and not at all."""
+    """Pads and crops, one or both, in one dimension and in two, and not at all."""
     wide = functional.pad(x, (2, 1), value=0.5)
     both = functional.pad(wide, (-3, 2, 1, 0))[1:]
     narrow = functional.pad(x, (-1, -1))
@@ -42,7 +42,7 @@ def pads(x):
 
 
 def assigns(x):
-    """Writes into parts: of the same type, of another, a number, and what is broadcast."""
+    """Writes to parts of a tensor: values of the same type, of another, a number, and a broadcast tensor."""
     y = x.new_zeros(x.shape[0], 12)
     y[:, 2:10] = x
     y[:, 0] = x.new_ones(())
@@ -52,7 +52,7 @@ def assigns(x):
 
 
 def broadcasts(x):
-    """Writes one row into all of them, and reads them as one."""
+    """Writes one row to all rows, and reads them as one."""
     y = x.new_zeros(x.shape)
     y.copy_(x[0])
     return y.view(-1).sin().view(x.shape)
@@ -71,7 +71,7 @@ def grouped(is_causal):
 
 
 def packed(x):
-    """Position numbers that say which sequence an element belongs to, looked up as masks are."""
+    """Position numbers that say which sequence an element belongs to, looked up as in masks."""
     rows = torch.arange(x.shape[0])
     sequence = (rows % 4 == 0).cumsum(0)
     mask = sequence[rows[:, None]] == sequence[rows[None, :]]

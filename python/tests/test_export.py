@@ -1,6 +1,6 @@
-"""The export call itself: what it writes, what it refuses and what it leaves alone.
+"""The export call itself: what it writes, what it refuses and what it leaves unchanged.
 
-Invariant: a refused export names what was found and what to do, and leaves no file behind.
+Invariant: a refused export names what was found and what to do, and leaves no file.
 
 Tier: quick with a part of the cases, 14 s; full with all of them.
 """
@@ -34,7 +34,7 @@ def options(folder):
 
 
 class Scaled(nn.Module):
-    """A perceptron with normalisation, a non-persistent buffer and a frozen layer, all of it for the engine."""
+    """A perceptron with normalisation, a non-persistent buffer and a frozen layer, all for the engine."""
 
     def __init__(self):
         super().__init__()
@@ -227,7 +227,7 @@ def test_files_keep_their_permissions_and_links(tmp_path):
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
-# Weights of 48 MB, in a process whose peak is what one small export takes, and how much more they take when exported.
+# Exports weights of 48 MB in a process that has already made one small export, and prints how much the peak grows.
 PEAK = """
 import resource, sys, torch, tightfit
 from torch import nn

@@ -1,4 +1,4 @@
-"""Plans run by Inductor: gradients up to rounding, a peak that is measured, and a warning where it is above the budget.
+"""Plans run by Inductor: gradients up to rounding, a measured peak, and a warning if it exceeds the budget.
 
 Invariant: expected gradients and peaks are eager's and the counting allocator's, which know nothing of plans.
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(allocator.unavailable() is not None, reason="Ind
 
 
 class Net(nn.Module):
-    """Blocks with much to save and little to compute again, and buffers that a step changes."""
+    """Blocks with much to save and little to recompute, and buffers that a step changes."""
 
     def __init__(self):
         super().__init__()
@@ -95,7 +95,7 @@ def test_the_measured_peak_is_what_the_allocator_counted():
 
 
 class Normed(nn.Module):
-    """A backward pass that may write over what it needs for the gradient of the norm's weight."""
+    """Its backward pass may overwrite what it needs for the gradient of the norm's weight."""
 
     def __init__(self):
         super().__init__()
@@ -121,7 +121,7 @@ def test_a_backward_pass_that_runs_again_is_not_one_kept_of_a_model_whose_runs_o
     eager, batch = Normed(), torch.randn(64, 16)
     [expected] = gradients(copy.deepcopy(eager), batch, times=1)
     for times in (1, 2):
-        # As in another process: nothing but the folder is left.
+        # As in another process: only the cache folder is left.
         torch.compiler.reset()
         model = tightfit.compile(copy.deepcopy(eager), "1GiB", fused=True)
         for found in gradients(model, batch, times=times):

@@ -1,6 +1,6 @@
-"""The kernel goldens say what PyTorch says: every case is run again from its files.
+"""The kernel goldens agree with PyTorch: every case is run again from its files.
 
-Invariant: the inputs are rebuilt from shape, strides and offset alone, as any reader of the files must.
+Invariant: the inputs are rebuilt from shape, strides and offset alone, as any reader of the files has to do.
 
 Tier: quick, since it takes less than a second.
 """
@@ -40,7 +40,7 @@ def test_golden(corpus, name):
 
 
 def _run(graph, given, weights):
-    """All cases; an optimizer's take their step and learning rate from the metadata of the tensors' file."""
+    """Runs all cases; those of optimizers take their step and learning rate from the metadata of the tensors' file."""
     with safe_open(weights, "pt") as stored:
         metadata = json.loads((stored.metadata() or {}).get("cases", "{}"))
     if not metadata:

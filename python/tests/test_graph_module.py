@@ -1,6 +1,6 @@
-"""Graph files as modules of torch.fx: optimizers, random numbers, arguments that do not suit, files that are none.
+"""Graph files as modules of torch.fx: optimizers, random numbers, unsuitable arguments, files that are not graphs.
 
-Invariant: what a step computes is held to the reference interpreter, which shares no code with the package.
+Invariant: what a step computes is compared with the reference interpreter, which shares no code with the package.
 
 Tier: quick, since it takes 2 s.
 """
@@ -192,7 +192,7 @@ def test_what_is_no_graph_is_refused(tmp_path):
         (tmp_path / "bad.json").write_bytes(content)
         refused(tmp_path / "bad.json", "tightfit-graph/1|the gzip data is damaged")
 
-    # Small files that unpack to millions of lists, where they are known and where nobody looks.
+    # Small files that unpack to millions of lists, in a field that is read and in one that is not.
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     bomb = tmp_path / "bomb.json.gz"
     lists = b"[" + b"[]," * (5 << 20) + b"[]]"
@@ -222,7 +222,7 @@ def test_what_is_no_graph_is_refused(tmp_path):
 
 @pytest.mark.parametrize("field", ["name", "op", "key", "text", "constant"])
 def test_a_file_is_not_code(field, tmp_path, monkeypatch):
-    """What a file says never becomes Python, wherever it stands."""
+    """Text in a file never becomes Python code, in whatever field."""
     monkeypatch.chdir(tmp_path)
     code = "a=__import__('os').mkdir('run'), b"
     graph = small()

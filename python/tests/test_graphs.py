@@ -1,4 +1,4 @@
-"""Exported graphs keep the format's rules: those of the corpus, and freshly exported ones of other shapes of model.
+"""Exported graphs keep the format's rules: those of the corpus, and freshly exported ones of other kinds of models.
 
 Invariant: nothing here looks at how the exporter works.
 
@@ -69,8 +69,8 @@ def test_backward_nodes_are_linked_to_the_operator_that_they_differentiate(corpu
     for node in backward:
         if "differentiates" in node:
             assert node.get("module", 0) == nodes[node["differentiates"]].get("module", 0), node["name"]
-    # What differentiates nothing is the gradient that the step starts from, sums of gradients, and the inverse of a
-    # view that showed its input as it was.
+    # Only these differentiate nothing: the gradient that the backward pass starts from, sums of gradients, and the
+    # inverse of a view that left its input as it was.
     unlinked = {node["op"] for node in backward if "differentiates" not in node}
     assert unlinked == {"aten.full.default", "aten.add.Tensor", "aten.view.default"}
     assert graph["uncalled"] == ["h"] and "h" not in graph["modules"] and "h.0.mlp" in graph["modules"]

@@ -1,4 +1,4 @@
-"""Calls that are written over an input: where PyTorch can, where the plan may, and what nobody outside ever sees.
+"""Calls that overwrite an input: where PyTorch can, where the plan may, and without visible effects outside.
 
 Invariant: whatever is overwritten, losses, gradients and all that a loop holds are eager's, bit for bit.
 
@@ -35,7 +35,7 @@ def positions(overload: torch._ops.OpOverload, *args: object, most: int = 0) -> 
 
 @pytest.mark.parametrize(("overload", "args", "found"), [
     (aten.add.Tensor, (ROWS, COLUMNS), [0, 1]),
-    (aten.mul.Tensor, (ROWS, COLUMNS[0]), [0]),  # broadcast: only what has the result's shape
+    (aten.mul.Tensor, (ROWS, COLUMNS[0]), [0]),  # broadcast: only the input of the result's shape
     (aten.mul.Tensor, (ROWS[:1], COLUMNS), [1]),
     (aten.relu.default, (ROWS,), [0]),
     (aten.gelu_backward.default, (ROWS, COLUMNS), [0, 1]),
@@ -46,7 +46,7 @@ def positions(overload: torch._ops.OpOverload, *args: object, most: int = 0) -> 
     (aten.hardtanh_backward.default, (ROWS, COLUMNS, -1.0, 1.0), [0, 1]),
     (aten.mse_loss_backward.default, (torch.tensor(1.0), ROWS, COLUMNS, 1), [1, 2]),
     (aten.mm.default, (ROWS, COLUMNS.T), []),  # reads what it has written
-    (aten.clone.default, (ROWS,), []),  # is there to be a copy
+    (aten.clone.default, (ROWS,), []),  # its purpose is a copy
     (aten.add.Tensor, (ROWS, COLUMNS.double()), []),  # another type comes out
     (aten.lt.Tensor, (ROWS, COLUMNS), []),
     (aten.native_dropout.default, (ROWS, 0.5, True), []),
@@ -68,7 +68,7 @@ def test_a_way_that_takes_more_memory_is_none() -> None:
 
 
 class Gated(nn.Module):
-    """Gates, residuals and dropout: much of its backward pass can be written over something."""
+    """Gates, residuals and dropout: many calls of its backward pass can overwrite an input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ def steps(model: nn.Module, *, retain: bool = False, count: int = 3) -> list[tor
 
 
 def smallest() -> int:
-    """The smallest budget that is known for `steps`: beside a call, it holds the scores of two others."""
+    """The smallest known budget for `steps`, which in addition to a call hold the scores of two others."""
     model = tightfit.compile(Gated(), budget="min")
     seen = steps(model)
     return max(plan.peak for plan in tightfit.plans(model)) + 2 * seen[1].nbytes

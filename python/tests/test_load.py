@@ -1,4 +1,4 @@
-"""What the program trained, loaded into PyTorch: the model is the one that the engine had.
+"""Loads into PyTorch what the program trained: the model is the one that the engine had.
 
 Invariant: steps are trained by the program inside the package; the engine's loss of the batch after the last step is
 what PyTorch has to compute with the loaded weights.
@@ -23,8 +23,8 @@ import tightfit
 
 
 class Tied(nn.Module):
-    """A perceptron with a weight that is there twice, a frozen layer, buffers that are read and are not, that are in
-    its state and are not, and a layer that is called like a loss."""
+    """A perceptron with a tied weight, a frozen layer, buffers that are or are not read and are or are not in its
+    state, and a layer that is named like a loss."""
 
     def __init__(self):
         super().__init__()
@@ -159,7 +159,7 @@ METADATA = {"format": "tightfit-weights/1", "step_name": "tied", "steps": "1", "
 
 
 class Renamed(Tied):
-    """What its state has under a name that its parameters have not, and what no graph reads."""
+    """Its state has a tensor under a name that its parameters do not have, and one that no graph reads."""
 
     def state_dict(self, *arguments, **options):
         state = super().state_dict(*arguments, **options)
@@ -169,7 +169,7 @@ class Renamed(Tied):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A step and what a run of it could have saved; it is copied before it is damaged."""
+    """A step and the weights that a run of it could have saved; tests copy it before they damage it."""
     step = exported(tmp_path_factory.mktemp("whole"), Renamed())
     save_file(load_file(step / "weights.safetensors"), step / "trained.safetensors", METADATA)
     return step

@@ -1,8 +1,8 @@
 """Loops that people write, unchanged, around a compiled model: eager's own bits, within the budget on every step.
 
 Invariant: each loop is run by the same code in eager and compiled, in a fresh process that counts every byte, and
-everything that it records is compared; a call that no plan runs is an exception, so none is eager's. Every change runs
-each loop at one budget; `TIGHTFIT_LOOPS=all` runs each with as few bytes as possible, too.
+everything that it records is compared; a call that no plan runs is an exception, so none falls back to eager. Every
+change runs each loop at one budget; `TIGHTFIT_LOOPS=all` runs each with as few bytes as possible, too.
 
 Tier: quick with a part of the cases, 76 s; full with all of them.
 """
@@ -41,7 +41,7 @@ def seen(name: str) -> dict:
 
 
 def judge(found: dict) -> None:
-    """A loop's runs have eager's records, and each step of the one under a budget stays within it."""
+    """Checks that a loop's runs have eager's records, and that each step under a budget stays within it."""
     eager = found["eager"]
     assert "error" not in eager and eager["records"] and eager["peaks"], eager.get("trace")
     for mode in ("fitted", "min") if "min" in found else ("fitted",):
@@ -80,16 +80,16 @@ def test_data_parallelism_of_two_processes_is_eagers_and_fits():
     for views in ("False", "True"):
         for rank in ranks:
             judge(rank[views])
-        # The ranks have other batches, and the same parameters.
+        # The ranks have different batches, and the same parameters.
         first, second = (dict(rank[views]["fitted"]["records"]) for rank in ranks)
         assert first["first.weight"] == second["first.weight"] and first["loss"] != second["loss"]
 
 
-# What loops do now and then, compared in this process.
+# Rarer things that loops do, compared in this process.
 
 
 def made(*, budget=None, **options) -> nn.Module:
-    """A model of the seed, and the seed of what it draws; compiled if there is a budget."""
+    """A model from a fixed seed, which also seeds its random numbers; compiled if there is a budget."""
     torch.manual_seed(0)
     model = loops.Net(**options)
     return model if budget is None else tightfit.compile(model, budget=budget, deadline=0.1)
@@ -105,7 +105,7 @@ def gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:
 
 
 def assert_same(model: nn.Module, eager: nn.Module) -> None:
-    """Gradients and state are equal bit for bit."""
+    """Asserts that gradients and state are equal bit for bit."""
     for ours, theirs in ((gradients(model), gradients(eager)), (model.state_dict(), eager.state_dict())):
         assert list(ours) == list(theirs)
         for name, tensor in theirs.items():
@@ -143,7 +143,7 @@ def test_two_calls_in_one_backward_pass_are_added_up_as_autograd_does():
 
 
 class Halves(nn.Module):
-    """Two products with the halves of one parameter: backward passes read parts of it, not itself."""
+    """Two products with the halves of one parameter: backward passes read parts of it, not the whole."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ def test_a_parameter_that_changes_between_the_passes_is_noticed(model, name):
 
 
 def test_an_interrupt_leaves_the_random_numbers_where_they_are():
-    """At each line of the generated backward pass."""
+    """Interrupts at each line of the generated backward pass."""
     torch.manual_seed(0)
     config = transformers.GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=32, n_positions=16, use_cache=False,
                                      bos_token_id=None, eos_token_id=None)
@@ -323,7 +323,7 @@ def test_gradients_that_a_call_does_not_compute_count():
     with torch.no_grad():
         loss_of(model)
     held = sum(parameter.nbytes for parameter in model.parameters())
-    # Parameters, and a gradient of each of them, are there during an evaluation, too.
+    # Parameters, and a gradient of each of them, also exist during an evaluation.
     assert 2 * held < tightfit.plans(model)[-1].peak < before
 
 

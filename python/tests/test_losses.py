@@ -1,7 +1,7 @@
 """Losses that the loop computes itself, and losses that are captured with the model.
 
-Invariant: from the second step on, PyTorch's allocator hands out no more than the budget, whatever the loss holds; what
-is captured has eager's bits; and a count ends with its step.
+Invariant: from the second step on, PyTorch's allocator hands out no more than the budget, whatever the loss holds;
+captured losses have eager's bits; and a count ends with its step.
 
 Tier: quick, since it takes 30 s; most of it are loops in fresh processes.
 """
@@ -74,12 +74,12 @@ LOSSES = {
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_survey_finds_what_a_loss_holds(name):
-    """A target, or what was computed, and the result of a distance, which lies in as much memory as its inputs."""
+    """A target or a computed tensor, and the result of a distance, whose storage is as large as its inputs."""
     loss_fn, held = LOSSES[name]
     outputs = torch.randn(ROWS, CLASSES, requires_grad=True) * 1
     loss = loss_fn(outputs, torch.randint(0, CLASSES, (ROWS,)))
     found = survey([loss]).on(outputs.device, frozenset({outputs.untyped_storage()._cdata}))
-    # Besides, single numbers, and numbers of classes.
+    # Besides these, scalars, and class indices.
     assert held <= found.held <= held + 8 * ROWS + 64
 
 
@@ -224,13 +224,13 @@ def test_counting_ends_with_the_step_and_without_it():
     assert is_counting(), "the first step is not counted"
     loss.backward()
     assert not is_counting()
-    # No backward pass comes.
+    # There is no backward pass.
     loss = functional.cross_entropy(model(inputs), targets)
     assert is_counting(), "the second step is not counted"
     del loss
     gc.collect()
     assert not is_counting()
-    # A backward pass is refused, and one fails before it comes to the model.
+    # A backward pass is refused, and one fails before it reaches the model.
     def fail(_):
         raise ValueError("of a hook")
 
@@ -253,7 +253,7 @@ def test_the_loss_of_one_shape_is_a_guide_for_others():
         functional.cross_entropy(model(inputs[:rows]), targets[:rows]).backward()
     first, second = model._compiled_call_impl.backend.steps
     assert second.loss.memory.between * 2 == pytest.approx(first.loss.memory.between, rel=0.1)
-    # Of three tensors, one is the gradient, and one takes the place of the outputs, which the loop let go.
+    # Of three tensors, one is the gradient, and one takes the place of the outputs, which the loop freed.
     assert first.loss.memory.between == pytest.approx(4 * ROWS * CLASSES, rel=0.1)
 
 

@@ -1,7 +1,7 @@
-"""Causal masks that transformers writes out where it is traced.
+"""Causal masks that transformers builds when it is traced.
 
-Invariant: what a call of attention should look like is what the same model calls in eager mode, and gradients are
-eager's, by PyTorch's attention of plain products, which tells a mask from none.
+Invariant: a call of attention should look like the one that the same model makes in eager mode, and gradients are
+eager's, computed by PyTorch's attention of plain products, whose bits differ with and without a mask.
 
 Tier: quick, 25 s.
 """
@@ -25,7 +25,7 @@ ATTENTION = functional.scaled_dot_product_attention
 
 
 def calls(model: nn.Module, **batch: torch.Tensor) -> list[dict[str, Any]]:
-    """What each call of attention is given in a captured graph, once masks are left out."""
+    """The arguments of each call of attention in a captured graph, once masks are left out."""
     found: list[dict[str, Any]] = []
 
     def backend(module: fx.GraphModule, _: Any) -> Callable[..., Any]:
@@ -41,7 +41,7 @@ def calls(model: nn.Module, **batch: torch.Tensor) -> list[dict[str, Any]]:
 
 
 def language(kind: str, **options: Any) -> nn.Module:
-    """A small model of transformers with four query heads for two key heads."""
+    """A small transformers model with four query heads for two key heads."""
     import transformers
 
     config = getattr(transformers, f"{kind}Config")(
@@ -116,7 +116,7 @@ def shifted(length: int) -> torch.Tensor:
 
 
 def seen_through(length: int) -> torch.Tensor:
-    """A write through a view of a view, whose result is not read."""
+    """Writes through a view of a view; the result of the write is not read."""
     places = torch.arange(length)
     view = places[1:3].view(2, 1)
     view *= 3
@@ -124,7 +124,7 @@ def seen_through(length: int) -> torch.Tensor:
 
 
 def mapped(length: int) -> torch.Tensor:
-    """What does not run without the levels that `vmap` enters and leaves."""
+    """Calls that do not run without the levels that `vmap` enters and leaves."""
     places = torch.arange(length)
     return torch.vmap(lambda row: places <= row)(places)[None, None]
 

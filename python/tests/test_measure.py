@@ -1,6 +1,8 @@
-"""`export(measure=True)`: every node that runs has the seconds that PyTorch took for its call, and nothing else changes.
+"""`export(measure=True)`: every node that runs has the seconds that PyTorch took for its call, and nothing else
+changes.
 
-Invariant: which nodes run is said here by the format's rule, not by the exporter's; no test says how long a call takes.
+Invariant: which nodes run is determined here by the format's rule, not by the exporter's; no test asserts how long a
+call takes.
 
 Tier: quick, since it takes 7 s.
 """
@@ -54,7 +56,7 @@ MODELS = {
 
 @pytest.fixture(autouse=True)
 def brief(monkeypatch):
-    """Few repetitions: here it does not matter how exact a measurement is."""
+    """Few repetitions: the precision of measurements does not matter here."""
     monkeypatch.setattr(measure, "_SECONDS", 1e-4)
 
 
@@ -68,7 +70,7 @@ def export(target, kind="normed", **options):
 
 
 def runs(node, graph):
-    """Whether a node takes time: a view does not mutate and shows storages that it reads."""
+    """Whether a node takes time: a view does not mutate, and its outputs lie in storages that it reads."""
     storage = {output["id"]: output["storage"] for each in graph["nodes"] for output in each["outputs"] if output}
     read = {storage[value] for value in node["inputs"]}
     made = {output["storage"] for output in node["outputs"] if output}
@@ -150,7 +152,7 @@ def test_random_numbers_are_afterwards_where_they_were(tmp_path):
 
 @torch.library.custom_op("measured::only_ones", mutates_args=())
 def only_ones(x: torch.Tensor) -> torch.Tensor:
-    """An operator that made-up inputs do not suit."""
+    """An operator that refuses made-up inputs."""
     if not bool((x == 1).all()):
         raise ValueError("it takes ones alone")
     return x.clone()
@@ -161,7 +163,7 @@ only_ones.register_autograd(lambda _, gradient: gradient)
 
 
 class Picky(nn.Module):
-    """A layer in front of an operator that refuses."""
+    """A layer before an operator that refuses its inputs."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """The measuring itself: bytes are counted exactly, and a run is the same in every process.
 
-Invariant: expected bytes are sums of sizes written here, never what the allocator said before.
+Invariant: expected bytes are sums of sizes written here, never earlier output of the allocator.
 
 Tier: quick with a part of the cases, 2 s; full with all of them.
 """
@@ -105,7 +105,7 @@ def test_a_run_is_the_same_in_every_process_and_under_checkpointing():
     assert measured.differing(checkpointed, eager) == []
     assert checkpointed["peak"] < eager["peak"]
 
-    # Weights, gradients and both moments of AdamW are there at the end of the second backward, whatever was recomputed.
+    # Weights, gradients and AdamW's moments exist at the end of the second backward pass, whatever was recomputed.
     for run in (eager, checkpointed):
         assert run["steps"][1]["before"] > 3 * run["parameters"]
         assert run["steps"][1]["peak"] > 4 * run["parameters"]

@@ -110,7 +110,7 @@ def test_a_step_to_execute_needs_values(tmp_path, place):
 
 @pytest.mark.parametrize("place", [meta, fake], ids=["meta", "fake"])
 def test_recipes_are_values(tmp_path, place):
-    """A model that starts from recipes alone needs no memory to be exported for the engine."""
+    """A model whose parameters all have recipes can be exported for the engine without memory."""
     batch = torch.zeros(9, 6), torch.zeros(9, dtype=torch.int64)
     call = options(tmp_path) | {"initialisation": lambda name, tensor: {"uniform": {"low": -0.1, "high": 0.1}}}
     call["evaluation_batch"] = meta(lambda: (torch.zeros(5, 6), torch.zeros(5, dtype=torch.int64)))

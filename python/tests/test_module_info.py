@@ -1,7 +1,7 @@
-"""`tightfit.module_info` beside PyTorch's own tools: its form, what reads it, and who recomputes less.
+"""`tightfit.module_info` compared with PyTorch's own tools: its form, its readers, and which recomputes less.
 
-Invariant: PyTorch's programs run unchanged; what is compared is evaluated by their formulas, not by what a solver says;
-no time is asserted.
+Invariant: PyTorch's programs run unchanged; results are evaluated by their formulas, not by what a solver reports; no
+time is asserted.
 
 Tier: quick with a part of the cases, 23 s; full with all of them.
 """
@@ -104,7 +104,7 @@ def test_pytorch_finds_the_tree_of_the_model():
     root = type(model).__name__
     assert [node["fqn"] for node in graph.nodes] == [f"{root}.{fqn}".strip(".") for fqn in called]
     assert f"{root}.transformer.h" not in graph.name2node and f"{root}.transformer.h.3.mlp" in graph.name2node
-    # By the names, and not by PyTorch's matrix, which breaks off at the first module that is not below.
+    # By the names, and not by PyTorch's matrix, which stops at the first module that is not a descendant.
     paths = [node["fqn"].split(".") for node in graph.nodes]
     assert graph.ad_matrix.tolist() == [[float(lower[: len(upper)] == upper) for lower in paths] for upper in paths]
 

@@ -1,7 +1,7 @@
-"""The planner and the program inside the package: what its functions answer is what the program prints, whatever they
-are given they refuse in order, and Python goes on while they work.
+"""The planner and the program inside the package: its functions return what the program prints, they refuse bad
+arguments properly, whatever these are, and Python threads go on while they work.
 
-Invariant: the program runs in a process of its own, as whoever installs this package runs it; no time is asserted.
+Invariant: the program runs in a separate process, as for a user who installs this package; no time is asserted.
 
 Tier: quick, since it takes 11 s.
 """
@@ -38,7 +38,7 @@ def run(*arguments, command=None, **options) -> subprocess.CompletedProcess:
 
 
 def printed(*arguments) -> dict:
-    """The answer as JSON, without the name of its format: what Python gets is no text that needs one."""
+    """The program's output as JSON, without the name of its format, which Python objects do not have."""
     ran = run(*arguments, "--json")
     assert ran.returncode == 0, ran.stderr
     answer = json.loads(ran.stdout)
@@ -213,7 +213,7 @@ except KeyboardInterrupt:
 
 
 def test_an_interrupt_ends_a_search_for_what_to_shard():
-    # Without it, this search goes on for longer than anybody waits.
+    # Without it, this search would take far too long.
     graph = str(ROOT / "corpus/graphs/bert_base_drop_b16_s512.json.gz")
     ran = subprocess.run([sys.executable, "-c", SHARD.format(graph=graph)], capture_output=True, text=True, timeout=600, check=False)
     assert ran.stdout.split() == ["interrupted"], ran.stderr
@@ -286,7 +286,7 @@ def test_what_is_no_budget_is_refused_in_order(resnet, fitted):
     ids=str,
 )
 def test_options_that_make_no_sense_are_refused_in_order(resnet, options):
-    # A name that is no option's, and what an object of the caller's raises itself.
+    # Exceptions: a name that is not an option, and an error that the caller's own object raises.
     expected = TypeError if "budgets" in options else (ORDERLY, ZeroDivisionError) if isinstance(options.get("iterations"), Wild) else ORDERLY
     with pytest.raises(expected):
         tightfit.fit(resnet, "60%", **options)
@@ -356,7 +356,7 @@ def test_the_stubs_name_what_is_compiled():
         assert parts == {part for part in dir(getattr(_native, name)) if not part.startswith("_")}, name
 
 
-# What runs in the background may have been told to ignore the signal, and its children with it.
+# Background processes may have been told to ignore the signal, and then their children ignore it, too.
 HEEDS = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
 
 
@@ -385,8 +385,8 @@ except KeyboardInterrupt:
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="nothing tells when the program handles Ctrl-C")
 def test_ctrl_c_ends_the_program_in_order():
-    """The best plan so far is printed, as the program does it without Python around it; on a very slow machine there
-    may be none yet."""
+    """The best plan so far is printed, as by the program without Python around it; on a very slow machine there may be
+    none yet."""
     words = [*program.own(), "plan", str(RESNET), "--budget", "50%", "--deadline", "100000s", "--json"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=HEEDS) as child:
         handles_it(child)
@@ -412,7 +412,7 @@ def handles_it(child: subprocess.Popen) -> None:
 
 
 def test_two_fits_go_on_at_once(resnet):
-    """Whoever holds the interpreter's lock while it searches keeps other threads from counting, and from beginning."""
+    """A search that held the interpreter's lock would keep other threads from counting, and from starting."""
     answers: list = []
     begun: list = []
 
@@ -464,14 +464,14 @@ def test_a_full_disk_is_one_message():
 def test_the_installed_command_is_the_binary(words):
     command = Path(sys.executable).with_name("tightfit")
     ours, theirs = run(*words, command=[str(command)]), run(*words, command=[str(BINARY)])
-    if words == ["--version"]:  # a release says its commit as well, tests' builds do not
+    if words == ["--version"]:  # a release also prints its commit, builds for tests do not
         assert ours.stdout.split()[:2] == theirs.stdout.split()[:2] == [b"tightfit", tightfit.__version__.encode()]
         return
     assert (ours.returncode, ours.stdout, ours.stderr) == (theirs.returncode, theirs.stdout, theirs.stderr)
 
 
 def test_a_step_runs_with_the_program_of_the_package(tmp_path):
-    """It starts itself again to measure: this package's program, not whatever runs it."""
+    """It starts itself again to measure: this package's program, not the process that runs it."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     words = ["train", STEP, "--budget", "100%", "--steps", "2", "--eval-batches", "0", "--json"]
     ran = run(*words, env=environment)

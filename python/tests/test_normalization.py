@@ -1,6 +1,6 @@
-"""cuDNN's batch normalization, which PyTorch replaces where it traces.
+"""cuDNN's batch normalization, which PyTorch replaces when it traces.
 
-Invariant: what is recorded is told by the operators that a mode sees, on the processor, where they all run.
+Invariant: what is recorded is determined by the operators that a mode sees, on the processor, where they all run.
 
 Tier: quick, since it takes less than a second.
 """
@@ -38,7 +38,7 @@ def _with_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def normalized(training: bool = True, statistics: bool = True) -> tuple[list[Any], list[torch.Tensor]]:
-    """The operators that tracing takes for cuDNN's, and what they return and leave in the running statistics."""
+    """The operators that tracing records for cuDNN's, and what they return and leave in the running statistics."""
     torch.manual_seed(0)
     x, weight, bias = torch.randn(4, 3, 5, 5), torch.rand(3), torch.rand(3)
     running = (torch.zeros(3), torch.ones(3)) if statistics else (None, None)

@@ -1,6 +1,6 @@
-"""What notebooks show: the figures of a plan, and nothing that a name could do.
+"""What notebooks show: the figures of a plan, and no markup injected by a name.
 
-Invariant: markup is read by Python's own parser of HTML.
+Invariant: markup is read by Python's own HTML parser.
 
 Tier: quick, since it takes 2 s.
 """

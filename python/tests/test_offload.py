@@ -1,7 +1,7 @@
 """A tier below the device: budgets that no recomputation meets, with eager's own bits.
 
-Invariant: the oracle is PyTorch's eager loop; bytes are those of PyTorch's allocator in a fresh process. Where a test is
-about what moves, it first sees that something does.
+Invariant: the oracle is PyTorch's eager loop; bytes are those of PyTorch's allocator in a fresh process. A test about
+moves first checks that something moves.
 
 Tier: quick with a part of the cases, 49 s; full with all of them.
 """
@@ -66,7 +66,7 @@ def tier_of(model: nn.Module) -> tier.Tier:
 
 
 def used(model: nn.Module) -> int:
-    """Bytes of the tier that somebody holds."""
+    """Bytes of the tier that are in use."""
     gc.collect()
     tier_of(model).room(0, "")
     return tier_of(model).used
@@ -79,7 +79,7 @@ def gradients(model: nn.Module, loop: Callable[[nn.Module], Any]) -> list[torch.
 
 
 def same(eager: nn.Module, model: nn.Module, loop: Callable[[nn.Module], Any]) -> None:
-    """A loop leaves the same gradients in both, and the tier as it was."""
+    """Asserts that a loop leaves the same gradients in both, and the tier as it was."""
     before = used(model) if tightfit.plans(model) else 0
     for one, other in zip(gradients(eager, loop), gradients(model, loop), strict=True):
         assert (one is None and other is None) or torch.equal(one, other)
@@ -110,7 +110,7 @@ def test_budgets_below_what_recomputation_reaches(name: str) -> None:
 @pytest.mark.parametrize(("name", "optimizer"), cases(("wide", "adamw"), ("frozen", "adamw"), full=[("gpt2", "momentum")]))
 def test_whole_steps_in_less_than_parameters_and_state(name: str, optimizer: str) -> None:
     eager = stepped.run(name, "eager", optimizer=optimizer)
-    # What measuring takes is no part of the promise.
+    # The memory of measuring is not part of the guarantee.
     stepped.run(name, "step", optimizer=optimizer, budget="min", offload=TIER, steps=1)
     lowest = stepped.run(name, "step", optimizer=optimizer, budget="min", offload=TIER)
     assert "error" not in lowest, lowest
@@ -143,7 +143,7 @@ def test_a_graph_that_is_retained() -> None:
         loss.backward()
 
     same(eager, model, loop)
-    # What was retained and never asked for again leaves nothing behind.
+    # What was retained but never used again is freed in the end.
     model.zero_grad()
     loss = model(*batch())
     loss.backward(retain_graph=True)
@@ -418,7 +418,7 @@ def test_options_that_make_no_sense(options: dict[str, Any]) -> None:
 
 
 class Log:
-    """Stands for a stream or an event of CUDA: writes down what it is told."""
+    """Stands for a CUDA stream or event: logs its method calls."""
 
     def __init__(self, name: str, log: list[str]) -> None:
         self.name, self.log = name, log
@@ -465,7 +465,7 @@ def test_streams_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_not_on_the_device_stays_where_it_is() -> None:
-    # As the processor's states of dropout for a tier below a GPU.
+    # Like dropout states on the CPU for a tier below a GPU.
     tensor = torch.arange(4.0)
     below = tier.Tier(1 << 20, torch.device("cpu"))
     below.device = torch.device("meta")

@@ -1,7 +1,7 @@
-"""Optimizers of `torch.optim` given to the exporter: which are accepted, what becomes of their options, and what is
+"""Optimizers of `torch.optim` given to the exporter: which are accepted, how their options are translated, and what is
 refused.
 
-Invariant: the engine's updates are held to those of the very optimizer that was exported; where it cannot make them,
+Invariant: the engine's updates are compared with those of the very optimizer that was exported; if it cannot make them,
 the refusal says what to do.
 
 Tier: quick, since it takes 6 s.

@@ -1,4 +1,4 @@
-"""`doc/originals.md`: its commands and its Python run, and what it names here and in PyTorch exists.
+"""`doc/originals.md`: its commands and its Python run, and the names that it mentions here and in PyTorch exist.
 
 Invariant: nothing on the page is skipped. Every fenced block runs; a term in a column *here* is a command, a field, a
 name of Python or Rust, or a page, or fails; every public name of PyTorch's tools is on the page.
@@ -62,7 +62,7 @@ def test_every_block_runs(ran):
 
 
 def has(document, path: str) -> bool:
-    """Whether a field is there; `[]` is any element of a list."""
+    """Whether a field exists; `[]` is any element of a list."""
     if not path:
         return True
     head, _, rest = path.partition(".")

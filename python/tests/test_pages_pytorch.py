@@ -1,6 +1,6 @@
 """The pages in `doc/pytorch`: their Python and their commands run, and print what the pages say.
 
-Invariant: nothing on a page is skipped, but for pages about packages that are not installed.
+Invariant: nothing is skipped except pages about packages that are not installed.
 
 Tier: quick with a part of the cases, 11 s; full with all of them.
 """
@@ -25,7 +25,7 @@ if not hasattr(tightfit, "compile"):
 
 FOLDER = "doc/pytorch"
 PAGES = sorted(path.name for path in (pages.ROOT / FOLDER).glob("*.md"))
-# What a page needs beyond PyTorch.
+# Packages that a page needs besides PyTorch.
 NEEDS = {"loops.md": ("transformers", "accelerate"), "large.md": ("transformers",)}
 
 

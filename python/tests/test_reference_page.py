@@ -1,6 +1,6 @@
-"""`doc/pytorch/reference.md`: what the package has, in the words of its own documentation.
+"""`doc/pytorch/reference.md`: the contents of the package, in the words of its own documentation.
 
-Invariant: the page is made from the docstrings; `UPDATE_EXPECT=1` writes it again.
+Invariant: the page is generated from the docstrings; `UPDATE_EXPECT=1` writes it again.
 
 Tier: quick, since it takes less than a second.
 """

@@ -72,7 +72,7 @@ def test_a_plan_that_cannot_be_says_which_could():
 
 
 class Reading(nn.Module):
-    """A linear layer, followed by what a graph cannot hold."""
+    """A linear layer, followed by something that a graph cannot express."""
 
     def __init__(self, then) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ def test_parameters_that_are_sharded_later_are_refused(mesh):
     fully_shard(model, mesh=mesh)
     with pytest.raises(tightfit.CompileError, match="FSDP2"):
         model(torch.randn(8, 16))
-    # FSDP around a compiled model: the first call tells.
+    # FSDP around a compiled model is only detected at the first call.
     model = FullyShardedDataParallel(tightfit.compile(Net(), budget="1MiB"), device_id=torch.device("cpu"))
     with pytest.raises(tightfit.CompileError, match="FSDP shards"):
         model(torch.randn(8, 16))

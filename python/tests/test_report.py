@@ -1,7 +1,7 @@
-"""The report in a browser: what it shows on hovering is what `tightfit analyze` and the plan say.
+"""The report in a browser: what it shows on hovering is what `tightfit analyze` and the plan contain.
 
-Invariant: the page itself is not changed; a script that is appended to a copy moves the pointer and presses keys, and
-what it read is taken from the page as the browser left it. Without Chromium these tests are skipped, and say so.
+Invariant: the page itself is not changed; a script appended to a copy moves the pointer and presses keys, and its
+findings are taken from the page as the browser left it. Without Chromium these tests are skipped, and say so.
 
 Tier: quick with a part of the cases, 44 s; full with all of them.
 """
@@ -49,7 +49,7 @@ def complaints(log: str) -> list[str]:
     return [line for line in log.splitlines() if ":CONSOLE" in line]
 
 
-# Runs after the page's own script; what it finds out becomes text of the page.
+# Runs after the page's own script; its findings become text of the page.
 DRIVER = """<script>
 (() => {
   const seen = [];
@@ -94,13 +94,14 @@ DRIVER = """<script>
 </body>"""
 
 
-# A window is never narrower than some 500 pixels, a frame within it is; and what a frame says is text of this page.
+# A window is never narrower than some 500 pixels, but a frame within it can be; what it posts becomes text of this
+# page.
 FRAME = """<!DOCTYPE html><html lang="en"><body><iframe src="driven.html{fragment}" width="{width}" height="{height}" style="border:0"></iframe>
 <pre id="seen"></pre><script>addEventListener("message", (event) => {{ document.getElementById("seen").textContent = event.data; }});</script></body></html>"""
 
 
 def drive(page: Path, folder: Path, steps: str, *flags: str, size: tuple[int, int] = (1400, 1000), fragment: str = "") -> dict:
-    """Runs the steps in a copy of the page and returns what was seen; the console must stay empty."""
+    """Runs the steps in a copy of the page and returns the findings; the console must stay empty."""
     text = page.read_text()
     assert text.count("</body>") == 1
     (folder / "driven.html").write_text(text.replace("</body>", DRIVER.replace("STEPS", steps)))
@@ -151,8 +152,8 @@ def test_hovering_shows_what_analyze_says(llama):
     live = analyzed["live"]
     assert peak["count"] == len(live)
     assert [(name, size) for name, _, size in peak["alive"]] == [(tensor["name"], tensor["bytes"]) for tensor in live[: len(peak["alive"])]]
-    # Placeholders belong to no module of their own: the page shows who reads them first, the analysis the module that
-    # contains all who do.
+    # Placeholders have no module of their own: the page shows the first module that reads them, the analysis the module
+    # that contains all readers.
     for (_, module, _), tensor in zip(peak["alive"], live):
         is_shared = tensor["phase"] in ("parameter", "buffer") and module.startswith(f"{tensor['module']}.")
         assert not tensor["module"] or module == tensor["module"] or is_shared, (module, tensor)
@@ -213,7 +214,7 @@ def test_what_lies_below_is_shown_for_the_selected_call(tiered):
     found = drive(tiered["page"], tiered["folder"], steps)
     assert found["overlaps"] == [] and found["overflow"] == []
     assert [one["below"] for one in found["seen"]] == [sum(roles.values()) for roles in counters[:-1]]
-    # What moves while a call runs is named there, unless there are too many of them.
+    # Transfers during a call are listed there, unless there are too many.
     begin, end = calls[len(calls) // 2]["ts"], calls[len(calls) // 2]["ts"] + calls[len(calls) // 2]["dur"]
     meanwhile = [event["name"] for event in moved if event["ts"] < end and event["ts"] + event["dur"] > begin]
     text = found["seen"][len(calls) // 2]["text"]
@@ -238,7 +239,7 @@ def test_the_page_prints(llama):
     assert (folder / "report.pdf").read_bytes().startswith(b"%PDF")
 
 
-# Where a drawing has what another one selected, and which moments its axis names.
+# The place of another plot's selection in a plot, and the times on its axis.
 LOOK = """
 const places = (query) => rows(query).filter((e) => !e.hidden).map((e) => e.closest("[data-side]").dataset.side);
 const axis = (side) => [...document.querySelectorAll('.area[data-side="' + side + '"] ~ .horizontal span')].map((e) => e.textContent);

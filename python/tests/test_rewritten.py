@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(
 
 
 class LiveStorages(TorchDispatchMode):
-    """Bytes of all storages that are alive, and the most there ever were, inputs of a call beside its outputs."""
+    """Bytes of all storages that are alive, and their maximum, which counts a call's inputs and outputs together."""
 
     def __init__(self, given: list[torch.Tensor]) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ def execute(module: fx.GraphModule, model: nn.Module, batch) -> tuple[list[torch
 
 
 def budgets(path, tmp_path) -> list[str]:
-    """The smallest that can be met, and two between it and the unplanned peak."""
+    """The smallest feasible budget, and two between it and the unplanned peak."""
     smallest = planned(path, "min", tmp_path / "smallest.json.gz")
     least, most = smallest["budget_bytes"], smallest["unplanned_peak_bytes"]
     assert least < most

@@ -1,8 +1,8 @@
 """`tightfit.step`: the plain loop's own bits within a hard bound, and what it refuses.
 
 Invariant: the oracle is PyTorch's eager loop with the same optimizer: losses, random numbers, parameters, buffers and
-the optimizer's state have to be equal bit for bit. Bytes are counted in fresh processes, the first step included, and
-at the smallest budget too, where nothing is left over.
+the optimizer's state have to be equal bit for bit. Bytes are counted in fresh processes, the first step included, also
+at the smallest budget, which leaves no slack.
 
 Tier: quick with a part of the cases, 75 s; full with all of them.
 """
@@ -100,7 +100,7 @@ class Pair:
         self.step = tightfit.step(self.ours, loss_fn, self.own, budget=budget, **options)
 
     def go(self, index: int, *given: Any) -> None:
-        """One step of both, which have to be equal."""
+        """Makes one step of both, which have to be equal."""
         torch.manual_seed(index)
         self.optimizer.zero_grad()
         output = self.eager(*given[:-1]) if self.loss_fn else self.eager(**given[0])
@@ -171,7 +171,7 @@ def test_options_that_change_what_an_update_takes_make_a_new_plan():
 
 
 class Twice(nn.Module):
-    """One weight that is read in three places, the last of them behind a function that is computed again."""
+    """One weight that is read in three places, the last of them after a function that is recomputed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -269,7 +269,7 @@ def test_hooks_behind_the_step_are_called_once():
     assert calls == [(optimizer, (optimizer,), {})]
 
 
-# Going on in the other mode.
+# Resuming in the other mode.
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "adagrad"])
@@ -293,7 +293,7 @@ def test_gradients_die_and_the_smallest_budget_holds(optimizer: str):
     least = stepped.run("wide", "step", optimizer=optimizer)
     assert "error" not in least, least
     assert least["peak"] <= max(least["plans"])
-    # Parameters and state are there all the time; of the gradients, which are as large as the parameters, only a few
+    # Parameters and state are held all the time; of the gradients, which are as large as the parameters, only a few
     # are.
     assert least["state"] + least["parameters"] < least["peak"] < least["state"] + 1.5 * least["parameters"]
 

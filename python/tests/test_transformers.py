@@ -1,4 +1,4 @@
-"""Language models as transformers defines them, exported and trained by the program, beside PyTorch.
+"""Language models as transformers defines them, exported and trained by the program, compared with PyTorch.
 
 Invariant: models are small, their weights random and made from configurations, so that nothing is fetched; PyTorch
 follows with the batches that the engine drew. The program is named by the environment variable `TIGHTFIT_BIN`.
@@ -53,7 +53,7 @@ class Translated(Logits):
 
 
 class OwnLoss(Logits):
-    """A decoder that computes its loss itself, on the tokens that follow within the window."""
+    """A decoder that computes its loss itself, on the next tokens within the window."""
 
     def forward(self, tokens):
         return self.model(input_ids=tokens, labels=tokens).loss
@@ -69,7 +69,7 @@ def qwen2():
 
 
 def mistral():
-    """A window of attention shorter than the text."""
+    """An attention window shorter than the text."""
     return transformers.MistralForCausalLM(transformers.MistralConfig(**DECODER, sliding_window=8))
 
 

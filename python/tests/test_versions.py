@@ -1,6 +1,6 @@
-"""Which versions of Python and PyTorch the package is for: what it says of itself, and its syntax.
+"""Which versions of Python and PyTorch the package supports: by its metadata, and by its syntax.
 
-Invariant: tests run on one Python, so what older ones would refuse is found by reading.
+Invariant: tests run on one Python, so what older ones would refuse is found by inspecting the source.
 
 Tier: quick, since they only read.
 """
@@ -17,7 +17,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(file for file in (ROOT / "python" / "tightfit").rglob("*.py*") if file.suffix in (".py", ".pyi"))
 PROJECT = tomllib.loads((ROOT / "python" / "pyproject.toml").read_text())["project"]
-# What came after Python 3.10: modules, names of modules, and built-in names.
+# Additions after Python 3.10: modules, names in modules, and built-in names.
 MODULES = {"tomllib"}
 LATER = {
     "contextlib": {"chdir"}, "datetime": {"UTC"}, "enum": {"StrEnum", "ReprEnum", "member"}, "hashlib": {"file_digest"},

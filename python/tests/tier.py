@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-# `quick`: at least one case of every promise, after each change. `full`: everything.
+# `quick`: at least one case of every guarantee, after each change. `full`: everything.
 ASKED = os.environ.get("TIGHTFIT_TESTS") or "quick"
 assert ASKED in ("quick", "full"), f"TIGHTFIT_TESTS is {ASKED!r}; it may be 'quick' or 'full'"
 FULL = ASKED == "full"

@@ -1,10 +1,10 @@
-"""Calls every function of MKL's vector library once, by one thread, so that eager computes the same bits in every
+"""Calls every function of MKL's vector library once, on one thread, so that eager computes the same bits in every
 process.
 
-MKL chooses the kernel of such a function at its first call. Where that is made by several threads at once, one of them
-may run a less accurate kernel for its part, in this one call (pytorch/pytorch#188792): about one fresh process of 5,000
-then has a first step whose `tanh`, or whose AdamW's `sqrt`, differs from all others'. Processes that are forked from one
-that has chosen have chosen as well.
+MKL chooses the kernel of such a function at its first call. If several threads make that call at once, one of them may
+run a less accurate kernel for its part, in this one call (pytorch/pytorch#188792): about one fresh process of 5,000
+then has a first step whose `tanh`, or whose AdamW's `sqrt`, differs from all others'. Processes forked from one that
+has made the choice inherit it.
 """
 
 import torch

@@ -1,10 +1,10 @@
 """Twelve models that people train, small enough for two cores and large enough that activations matter, and one model
-that is to be refused: what the executed plans are measured on.
+that is to be refused: the models on which executed plans are measured.
 
 Invariant: the same name, size and seed give the same weights and the same batches bit for bit, in every process;
-nothing is downloaded. Dropout stays on where the model has it. Every forward takes its batch by keywords and contains
-the loss, so that the whole step is one graph and the budget speaks of all of it: models of transformers return (loss,
-logits), and those of torchvision, which return logits only, stand inside a `WithLoss`.
+nothing is downloaded. Dropout stays on if the model has it. Every forward takes its batch by keywords and contains the
+loss, so that the whole step is one graph and the budget covers all of it: transformers models return (loss, logits),
+and those of torchvision, which return only logits, are wrapped in a `WithLoss`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Batch = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Workload:
-    """A model in training mode, batches for it, the scalar loss in what it returns, and what per-block checkpointing
-    recomputes as one."""
+    """A model in training mode, batches for it, how to get the scalar loss from its result, and the blocks that
+    per-block checkpointing recomputes."""
 
     model: nn.Module
     draw: Callable[[], Batch]  # from PyTorch's default generator
@@ -108,7 +108,7 @@ def qwen2(tiny: bool) -> Workload:
 
 
 def bert(tiny: bool) -> Workload:
-    """Masked words among sentences of different lengths: the attention mask is not all ones."""
+    """Masked words in sentences of different lengths: the attention mask is not all ones."""
     from transformers import BertConfig, BertForMaskedLM
 
     layers, width, window = (2, 64, 32) if tiny else (4, 256, 192)
@@ -190,7 +190,7 @@ def vit_b_16(tiny: bool) -> Workload:
     side = 96 if tiny else 128
     model = VisionTransformer(image_size=side, patch_size=16, num_layers=layers, num_heads=heads, hidden_dim=width,
                               mlp_dim=4 * width, dropout=0.1, num_classes=CLASSES)
-    # torchvision starts the head at zero: then no gradient would reach anything else in the first step.
+    # torchvision initialises the head with zeros: then no gradient would reach anything else in the first step.
     nn.init.trunc_normal_(model.heads.head.weight, std=0.02)
     return _images(model, model.encoder.layers, 8, side)
 
@@ -253,8 +253,8 @@ def unet(tiny: bool) -> Workload:
 class Experts(nn.Module):
     """Feed-forward experts of which each token takes the best `chosen`, weighted by a softmax over their scores.
 
-    Each expert has room for a fixed number of tokens, and tokens beyond that pass by (Fedus et al. 2022). So shapes do
-    not depend on the data, and what goes where is a product with a 0-1 tensor, both ways.
+    Each expert has room for a fixed number of tokens, and tokens beyond that bypass it (Fedus et al. 2022). So shapes
+    do not depend on the data, and routing is a product with a 0-1 tensor, in both directions.
     """
 
     def __init__(self, width: int, experts: int, chosen: int, spare: float = 1.25) -> None:
@@ -271,7 +271,7 @@ class Experts(nn.Module):
         best, index = self.router(tokens).topk(self.chosen, dim=-1)
         asked = functional.one_hot(index, experts).sum(1)  # [token, expert], 0 or 1
         weight = torch.zeros_like(asked, dtype=x.dtype).scatter(1, index, best.softmax(-1))
-        place = (asked.cumsum(0) - 1).masked_fill(asked == 0, room).clamp(max=room)  # `room`: not here
+        place = (asked.cumsum(0) - 1).masked_fill(asked == 0, room).clamp(max=room)  # `room` means: not to this expert
         dispatch = functional.one_hot(place, room + 1)[..., :room].to(x.dtype)  # [token, expert, place]
         inside = torch.einsum("nec,nd->ecd", dispatch, tokens)
         inside = functional.gelu(inside @ self.raise_) @ self.lower
@@ -320,7 +320,7 @@ def gpt_small(tiny: bool) -> Workload:
 
 
 def gpt_long(tiny: bool) -> Workload:
-    """The same where what the step computes is many times the parameters, at any size."""
+    """The same with activations many times as large as the parameters, at any size."""
     return _gpt(*((6, 48, 64, 16) if tiny else (12, 384, 512, 16)))
 
 
@@ -385,7 +385,7 @@ def build(name: str, *, tiny: bool = False, seed: int = 0, device: torch.device 
 
 
 def use_tightfit() -> Any:
-    """The package: the installed one, or else the one beside these tests."""
+    """The package: the installed one, or else the one next to these tests."""
     try:
         import tightfit
     except ImportError:

@@ -1,7 +1,7 @@
 """tightfit fits a training step into a budget of bytes.
 
-Graphs that are files are planned by compiled functions, and need nothing but this package. What takes a model of
-PyTorch (`export`, `to_fx`, `module_info`) needs `torch`, and loads it when it is used for the first time.
+Graph files are planned by compiled functions and need nothing but this package. Functions that take a PyTorch model
+(`export`, `to_fx`, `module_info`) need `torch`, and load it on first use.
 
 Invariant: importing this package has no side effects and loads no `torch`; everything public is named in `__all__`.
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .training.stepping import TrainingStep, step
     from .training.studying import capture_step, explain, plan
 
-# Where each public name is defined. No file is called like a name that it defines: loading it would hide the name.
+# The module that defines each public name. No module has the name of something it defines: loading it would hide that.
 _DEFINED_IN = {
     "AllocationError": "errors",
     "Analysis": "analysis",
@@ -121,7 +121,7 @@ __all__ = [
     "to_fx",
 ]
 
-# What the extra `torch` installs.
+# Packages that the extra `torch` installs.
 _EXTRA = ("torch", "numpy", "safetensors")
 
 

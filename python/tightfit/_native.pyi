@@ -1,6 +1,6 @@
 """The compiled module. `tightfit.planning` says what its functions do; use those.
 
-Invariant: what stands here is what `crates/python` exports.
+Invariant: these declarations are what `crates/python` exports.
 """
 
 import os
@@ -15,10 +15,10 @@ class Graph:
 
     @property
     def name(self) -> str:
-        """The name that the graph has."""
+        """The graph's name."""
     @property
     def nodes(self) -> int:
-        """How many nodes compute: all but parameters, state, batch and views."""
+        """Number of nodes that compute: all but parameters, state, batch and views."""
     @property
     def static_bytes(self) -> int:
         """Bytes of parameters, optimizer state and batch."""
@@ -27,11 +27,11 @@ class Graph:
 
 @final
 class Held:
-    """A step whose bytes held stay within a budget, checked, and what it costs."""
+    """A checked plan of a step that stays within a budget, and its cost."""
 
     @property
     def budget(self) -> int:
-        """The budget in bytes; what it holds where as little as possible was asked for."""
+        """The budget in bytes; the peak of the plan if the smallest possible was requested."""
     @property
     def peak(self) -> int:
         """The most bytes held at any time."""
@@ -46,23 +46,24 @@ class Held:
         """Predicted time of the step as captured."""
     @property
     def bound_seconds(self) -> float | None:
-        """The time that no plan within the budget beats; absent where nothing is proven."""
+        """The time that no plan within the budget beats; absent if nothing is proven."""
     @property
     def recomputed(self) -> int:
-        """How many nodes run again, counting repetitions."""
+        """Number of recomputations, repetitions included."""
     @property
     def document(self) -> str:
-        """The plan as a graph: nodes in the plan's order, with what runs again as nodes of their own."""
+        """The plan as a graph: nodes in the plan's order, with each recomputation as a node of its own."""
     @property
     def moves(self) -> list[tuple[int, int, int, str]]:
-        """What moves, in order: the node of the document before which it does, or their number; the storage there; that of
-        the graph as it was given, whose copy in the tier it is; and `offload`, `release` or `prefetch`."""
+        """The moves, in order: the index of the document's node before which it happens, or the number of nodes; the
+        storage in the document; the storage in the original graph whose copy in the tier it is; and `offload`,
+        `release` or `prefetch`."""
     @property
     def below(self) -> int:
         """The most bytes of the tier that are needed at once."""
     @property
     def swapped(self) -> str:
-        """What is away when, and in which free time, as a document."""
+        """Which tensors are offloaded, when, and with how much free time, as a document."""
 
 @final
 class Fitted:
@@ -73,7 +74,7 @@ class Fitted:
         """The graph's name."""
     @property
     def machine(self) -> str:
-        """The machine that it is planned for."""
+        """The machine that the step is planned for."""
     @property
     def planner(self) -> str:
         """The planner that found the schedule."""
@@ -82,7 +83,7 @@ class Fitted:
         """The whole budget in bytes."""
     @property
     def reserve(self) -> int:
-        """The part of the budget that the engine's matrix products need beside the slab."""
+        """The part of the budget that the engine's matrix products need in addition to the slab."""
     @property
     def peak(self) -> int:
         """The most bytes held at any time."""
@@ -100,85 +101,85 @@ class Fitted:
         """Predicted time of the step as captured."""
     @property
     def overhead(self) -> float:
-        """What the step takes more than as captured, as a share of that."""
+        """The extra time of the step over the captured one, as a share of the latter."""
     @property
     def bound_seconds(self) -> float | None:
-        """The time that no schedule within the budget beats; `None` where nothing is proven."""
+        """The time that no schedule within the budget beats; `None` if nothing is proven."""
     @property
     def bound_order(self) -> Literal["any", "given"] | None:
-        """Of which schedules the bound speaks: of those in any order, or in the order of this graph."""
+        """Which schedules the bound covers: those in any order, or those in the order of this graph."""
     @property
     def gap(self) -> float | None:
-        """What the schedule may lose to the best one, as a share of the time as captured."""
+        """How far the schedule may be from the best one, as a share of the time as captured."""
     @property
     def runs(self) -> tuple[str, ...]:
-        """Names of nodes in the order in which they run; one that stands there again is recomputed."""
+        """Names of nodes in the order in which they run; a name that appears again is recomputed."""
     @property
     def recomputed(self) -> tuple[str, ...]:
-        """Names of the nodes that run again, in the order in which they do."""
+        """Names of the nodes that run again, in that order."""
     def explain(self) -> dict[str, Any]:
-        """What runs again and what is swapped, with its cost and its saving, and with Capuchin its candidates and choices:
-        what the program's `plan --explain --json` has of them."""
+        """What is recomputed and what is swapped, with cost and saving; for Capuchin also its candidates and choices:
+        the same as in the output of `plan --explain --json`."""
     def to_json(self) -> str:
         """The schedule as a document: tightfit-plan/1."""
 
 @final
 class Trace:
-    """What a recorded step asked for."""
+    """The allocations of a recorded step."""
 
     @property
     def passes(self) -> int:
-        """How many passes the step had."""
+        """Number of passes of the step."""
     @property
     def allocations(self) -> int:
-        """How many allocations it made."""
+        """Number of allocations of the step."""
 
 @final
 class Placement:
-    """Where each allocation of a step lies, checked."""
+    """The checked address of each allocation of a step."""
 
     @property
     def slab(self) -> int:
-        """Bytes of the slab that it needs."""
+        """Bytes of slab needed."""
     @property
     def placed(self) -> int:
-        """How many allocations lie in it."""
+        """Number of allocations in the slab."""
     @property
     def beside(self) -> int:
-        """The most bytes that the step takes beside the slab."""
+        """The most bytes that the step takes outside the slab."""
     @property
     def rises(self) -> list[int]:
-        """For each pass the most bytes that it takes beside the slab, above those that are there when it begins."""
+        """For each pass, the most bytes outside the slab that it takes beyond those present when it begins."""
     @property
     def peak(self) -> int:
         """The most bytes that the step takes without a slab."""
 
 @final
 class Addresses:
-    """The allocator of one device: the number of a device of CUDA, or -1 for the memory of this computer."""
+    """The allocator of one device: the index of a CUDA device, or -1 for host memory."""
 
     def __init__(self, device: int) -> None: ...
     def record(self) -> None:
-        """A step begins that is to be recorded."""
+        """Begins a step that is to be recorded."""
     def replay(self, placement: Placement) -> None:
-        """A step begins that is to be replayed."""
+        """Begins a step that is to be replayed."""
     def leave(self) -> Trace | None:
-        """The step that was begun is over; what was recorded of it."""
+        """Ends the current step; returns its recording, if any."""
     def open(self, stream: int) -> None:
-        """A pass of the step begins on the calling thread and on this stream."""
+        """Begins a pass of the step on the calling thread and on this stream."""
     def close(self) -> None:
-        """The pass has ended."""
+        """Ends the pass."""
     def stop(self) -> str | None:
-        """The step is given up; why it was stopped, if the allocator stopped it."""
+        """Abandons the step; returns why, if the allocator stopped it."""
     def reserve(self, size: int) -> None:
-        """Makes the slab as large as this, or lets it go."""
+        """Resizes the slab to this size, or frees it."""
     def reset_peak(self) -> None:
-        """The peak starts again from what is reserved now."""
+        """Resets the peak to the bytes reserved now."""
     def counters(self) -> dict[str, int]:
-        """What is reserved, and what was done so far."""
+        """Bytes reserved, and counts of what was done so far."""
 
 def lay_out(first: Trace, second: Trace) -> Placement | None:
-    """Lays out two recordings of a step that agree; `None` where they do not."""
+    """Lays out two recordings of a step that agree; `None` if they do not."""
 
 _Graph = Graph | str | os.PathLike[str] | bytes | dict[str, Any]
 _Plan = Fitted | str | os.PathLike[str] | bytes | dict[str, Any]
@@ -305,12 +306,11 @@ def stages(
     threads: int | None = None,
 ) -> str: ...
 def planner(name: str) -> str:
-    """The planner called so, by the name that it has; refuses other names, and says which there are."""
+    """The canonical name of a planner; an unknown name is refused with a list of the known ones."""
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs the program with the arguments, its own name first, and returns its exit code. The program takes the process
-    over: its signals, its standard output, and its end where nobody reads that."""
+    """Runs the program with the arguments, its own name first, and returns its exit code. The program takes over the
+    process: its signals, its standard output, and its exit if the reader of that output goes away."""
 
 def starts_by(words: Sequence[str]) -> None:
-    """Says how the program is started in a process of its own, where something is to be measured. The first word on it
-    counts."""
+    """Sets the command (its words) that starts the program in a separate process for measurements."""

@@ -1,7 +1,7 @@
-"""What a training step holds as it is, and where its bytes come from: `tightfit.analyze`.
+"""What an unplanned training step holds, and where its bytes come from: `tightfit.analyze`.
 
-Invariant: every figure is one of the document that `tightfit analyze --json` prints; nothing is computed here, and
-`torch` is loaded only where a model is given.
+Invariant: every figure comes from the document that `tightfit analyze --json` prints; nothing is computed here, and
+`torch` is loaded only if a model is given.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Analysis", "analyze"]
 
-# How many of the tensors at the peak are shown with the modules.
+# Number of tensors at the peak that are shown with the modules.
 _SHOWN = 20
 
 Row: TypeAlias = dict[str, Any]
-# A column of a table: its head, and the cell that it has for a row.
+# A column of a table: its heading, and the function that gives its cell for a row.
 Column: TypeAlias = tuple[str, Callable[[Row], str]]
 
 
 class Rows(list[Row]):
-    """Rows of an analysis, which show as a table."""
+    """Rows of an analysis, displayed as a table."""
 
     def __init__(self, rows: Iterable[Row], title: str, columns: Sequence[Column]) -> None:
         super().__init__(rows)
@@ -51,17 +51,17 @@ class Rows(list[Row]):
 
 
 class Analysis:
-    """What a step holds as it is, with nothing planned: by module, by operator, by node, and at the peak.
+    """What an unplanned step holds: by module, by operator, by node, and at the peak.
 
     `str()` and notebooks show the peak, the modules and what is alive at the peak; each of `modules`, `operators`,
-    `nodes` and `live` is a list of dicts that shows as a table of its own. `peak` are the most bytes that are held at
-    once, in module `peak_module`, while `peak_node` runs; `static_bytes` those of parameters, optimizer state and batch,
-    and `seconds` the time of the step.
+    `nodes` and `live` is a list of dicts that is displayed as a table of its own. `peak` is the most bytes held at
+    once, in module `peak_module`, while `peak_node` runs; `static_bytes` are the bytes of parameters, optimizer state
+    and batch, and `seconds` the time of the step.
 
-    What is saved for the backward pass is told by where it is made: `fwd_in` outside of the module or operator,
-    `fwd_tmp` inside, and `fwd_out` inside and handed on. Checkpointing frees `fwd_tmp`. `bwd_tmp` are temporaries of
-    the backward pass at their most, `bwd_out` gradients that leave. In the rows they are `row["alone"]["fwd_mem_in"]`
-    and so on, and `row["share"]` has the row's share of the whole step, which add up.
+    Saved tensors are divided by where they are made: `fwd_in` outside the module or operator, `fwd_tmp` inside, and
+    `fwd_out` inside and handed on. Checkpointing frees `fwd_tmp`. `bwd_tmp` is the most that temporaries of the
+    backward pass take, `bwd_out` the gradients that leave. In the rows they are `row["alone"]["fwd_mem_in"]` and so on,
+    and `row["share"]` has the row's share of the whole step; shares add up.
     """
 
     def __init__(self, document: dict[str, Any], graph: planning.Graph, on: dict[str, Any], *, is_measured: bool) -> None:
@@ -69,7 +69,7 @@ class Analysis:
 
     @property
     def name(self) -> str:
-        """The name of the step: of a model that of its class."""
+        """The name of the step; for a model, the name of its class."""
         return self._document["graph"]
 
     @property
@@ -79,7 +79,7 @@ class Analysis:
 
     @property
     def peak_node(self) -> str | None:
-        """The node that runs then; absent where nothing runs."""
+        """The node that runs at the peak; absent if nothing runs."""
         return self._document["peak_node"]
 
     @property
@@ -99,7 +99,7 @@ class Analysis:
 
     @property
     def modules(self) -> Rows:
-        """The modules, in the order of the forward pass, down to the depth that was asked for."""
+        """The modules, in the order of the forward pass, down to the requested depth."""
         figures = {row["module"]: row for row in self._document["dataflow"]["modules"]}
         return Rows((row | figures[row["module"]] for row in self._document["modules"]), "by module", _MODULES)
 
@@ -124,7 +124,7 @@ class Analysis:
 
     def report(self, out: str | os.PathLike[str] = "report.html", *, points: int = 0) -> str:
         """Writes a page about the step, as `tightfit.report` does, and returns its path: memory over the step, what is
-        alive when, bytes by module; with `points`, also what this many budgets would cost."""
+        alive when, bytes by module; with `points`, also the cost of this many budgets."""
         planning.report(self._graph, out=out, points=points, **self._on)
         return os.fspath(out)
 
@@ -175,12 +175,12 @@ def analyze(
     """Shows the peak of a training step, what is alive there, and where its bytes come from: by module, by operator and
     by node, as `tightfit analyze` does.
 
-    `step` is a model, with a `batch` as `capture_step` takes it, or a graph, without one. The step of a model is captured
-    and not run; its calls are measured where the model is, or predicted for `machine` where one is named, as has to be
-    for models on the meta device. Steps of models have no optimizer; what `tightfit.export` writes has one.
+    `step` is a model, with a `batch` as `capture_step` takes it, or a graph, without one. The step of a model is
+    captured and not run; its calls are measured on the model's device, or predicted for `machine` if one is named,
+    which models on the meta device require. A model's step has no optimizer; one that `tightfit.export` writes does.
 
-    With a `budget`, rows are marked where the step is over it, instead of at the peak (`in_peak_interval` of nodes).
-    `module` shows only rows of that module and those in it, and `depth` is how many levels of modules there are to see.
+    With a `budget`, rows are marked where the step exceeds it, instead of at the peak (`in_peak_interval` of nodes).
+    `module` restricts the rows to that module and those in it, and `depth` is the number of levels of modules to show.
     """
     if batch is not None:
         from .training import studying  # needs torch

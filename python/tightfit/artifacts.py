@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .errors import ExportError
 
-# What a file is to hold: its bytes, or a function that writes them into a file of another name.
+# The content of a file: its bytes, or a function that writes them to a given (temporary) path.
 Content = bytes | Callable[[Path], None]
 
 
@@ -28,7 +28,7 @@ def write_all(files: Mapping[Path, Content], stale: tuple[Path, ...] = ()) -> No
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}"
             pending.append((temporary, path))
-            # Made here, so that the mask of the user applies.
+            # Created here, so that the user's umask applies.
             os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
             if path.exists():
                 os.chmod(temporary, stat.S_IMODE(path.stat().st_mode))

@@ -1,7 +1,7 @@
-"""A batch as what a model is called with, and as a list of its tensors.
+"""A batch as the arguments of a model's call, and as a list of its tensors.
 
-Invariant: a dict goes by its keys, in whatever order they were put in, so a batch means the same to a graph and to
-whoever runs it. What is no tensor is part of the call and not of the list.
+Invariant: dicts are ordered by key, not by insertion, so a batch means the same to a graph and to the code that runs
+it. Anything that is not a tensor is part of the call and not of the list.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch.utils import _pytree as pytree
 
 from .errors import ExportError
 
-# What a batch may hold beside tensors; a graph has it as it was when it was captured.
+# What a batch may hold besides tensors; a graph keeps these values as they were when it was captured.
 _CONSTANTS = (bool, int, float, str, type(None))
 
 
 def pair(batch: Any) -> tuple[Any, Any]:
-    """Inputs and targets. A dict alone is what the model is called with, and has no targets."""
+    """Inputs and targets. A dict alone holds the model's arguments, and has no targets."""
     if isinstance(batch, Mapping):
         return batch, None
     if isinstance(batch, (tuple, list)) and len(batch) == 2:

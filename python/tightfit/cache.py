@@ -1,7 +1,7 @@
-"""Files that spare a later start some time: what was measured, and what was planned.
+"""Files that save later starts time: measurements and plans.
 
-Invariant: a file is read only as it was written, under the name that it was written under; a folder that cannot be read
-or written costs time and nothing else.
+Invariant: a file is used only if it is exactly what was written under its name; a folder that cannot be read or written
+costs time and nothing else.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .errors import ExportError
 
 
 def folder() -> Path | None:
-    """The user's folder for such files, where the environment says enough to know it."""
+    """The user's folder for such files, if the environment determines one."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(base):
         return Path(base) / "tightfit"
@@ -42,7 +42,7 @@ def _digest(name: str, text: str) -> str:
 
 
 def keep(name: str, text: str, *, most: int | None = None) -> None:
-    """Keeps text under a name; of the files beside it, those that were used longest ago go, until `most` are left."""
+    """Keeps text under a name; of the files next to it, the least recently used are deleted until `most` are left."""
     where = folder()
     if where is None:
         return

@@ -1,6 +1,6 @@
 """What the calls of a graph file mean in PyTorch: operators by their names, arguments from JSON.
 
-Invariant: knows neither models nor captures; whoever runs or measures a graph's calls reads them here.
+Invariant: knows neither models nor captures; all code that runs or measures a graph's calls reads them here.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 # They take the learning rate and the number of the step before the node's own arguments.
 OPTIMIZERS: dict[str, Callable[..., list[torch.Tensor]]] = {"tightfit.adamw": adamw, "tightfit.sgd": sgd}
 
-# The options that they have in a graph.
+# The options that these operators have in a graph.
 _OPTIONS = ("betas", "eps", "momentum", "weight_decay")
 
 
 def overload(op: str) -> torch._ops.OpOverload | None:
-    """The operator called so, where this PyTorch has it; one that takes the name of a file is no part of a step."""
+    """The operator of this name, if this PyTorch has it; one that takes the name of a file is not accepted."""
     found: Any = torch.ops
     for part in op.split("."):
         found = getattr(found, part, None)
@@ -34,10 +34,10 @@ def overload(op: str) -> torch._ops.OpOverload | None:
 
 def arguments(node: Mapping[str, Any], value: Callable[[int], Any],
               device: torch.device | None = None) -> tuple[list[Any], dict[str, Any]]:
-    """A node's positional and keyword arguments; `value` says what stands for a value.
+    """A node's positional and keyword arguments; `value` maps the id of a value to what represents it.
 
-    Where a call names a device, that is `device`, or the one of the file where none is given. Raises `ValueError` where
-    the operator has no such argument, or a constant is none of PyTorch's: a file is not code.
+    If a call names a device, it becomes `device`, or stays the file's if none is given. Raises `ValueError` if the
+    operator has no such argument, or if a constant is not one of PyTorch's: a file is not code.
     """
     called = None if node["op"] in OPTIMIZERS else overload(node["op"])
     names = [] if called is None else [argument.name for argument in called._schema.arguments]

@@ -39,7 +39,7 @@ DIFFERENTIATES = "tightfit_differentiates"
 
 aten = torch.ops.aten
 
-# What is switched in PyTorch while a model is traced is the process's.
+# The PyTorch settings that are switched while a model is traced belong to the whole process.
 _one_at_a_time = threading.RLock()
 
 
@@ -48,8 +48,8 @@ class Capture:
     """One captured graph and what its placeholders and outputs are.
 
     `graph` holds call_function nodes with `meta["val"]`, `meta[MODULE]` and `meta[PHASE]`; a backward node's
-    `meta[DIFFERENTIATES]` is the forward node whose derivative it computes, where PyTorch says so. `called` and
-    `uncalled` are the model's modules, as they were first called and as the model lists them.
+    `meta[DIFFERENTIATES]` is the forward node whose derivative it computes, if PyTorch says so. `called` and `uncalled`
+    are the model's modules, in the order of their first calls and in the model's order.
     """
 
     module: fx.GraphModule
@@ -73,9 +73,9 @@ def capture(model: nn.Module, loss_fn: Callable[..., Any] | None, batch: tuple[A
     """Captures forward, loss and (when `training`) backward of a batch of inputs and targets.
 
     A model in training mode keeps the modes of its modules for training (a frozen normalisation stays in evaluation
-    mode); otherwise all of them follow `training`. The model's own modes are restored. `executable` rewrites calls that the
-    engine has no kernel for, where other operators can say the same. With `on_cuda` the operators are those that PyTorch
-    runs on CUDA, whole, wherever the model is. Raises `ExportError` when PyTorch cannot trace the model.
+    mode); otherwise all of them follow `training`. The model's own modes are restored. `executable` rewrites calls that
+    the engine has no kernel for, if other operators can express them. With `on_cuda` the operators are those that
+    PyTorch runs on CUDA, whole, whatever the model's device. Raises `ExportError` when PyTorch cannot trace the model.
     """
     step = _Step(model, loss_fn, Shape(ordered(batch)), returns_prediction=not training)
     arguments = _fake_like(model, leaves(batch))
@@ -228,7 +228,7 @@ def _mode(model: nn.Module, training: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _compiling() -> Iterator[None]:
-    """Tells the model that it is traced, as `torch.compile` does: models then ask no tensor for its content."""
+    """Tells the model that it is traced, as `torch.compile` does: models then do not ask for tensors' contents."""
     before = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = True
     try:
@@ -254,7 +254,7 @@ def own_loss(output: Any) -> Any:
 
 
 def _fake_like(model: nn.Module, flat: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """The batch in the model's fake mode, where the model was built in one."""
+    """The batch in the model's fake mode, if the model was built in one."""
     for parameter in model.parameters():
         if isinstance(parameter, FakeTensor):
             mode = parameter.fake_mode
@@ -265,8 +265,8 @@ def _fake_like(model: nn.Module, flat: list[torch.Tensor]) -> tuple[torch.Tensor
 def _finish_tags(graph: fx.Graph) -> None:
     """Links backward nodes to the forward node with the same autograd sequence number, and gives them its module.
 
-    Several forward nodes have one number: what an operator was taken apart into, and calls behind it that autograd does
-    not record. The operator is the first of them.
+    Several forward nodes share a number: the pieces into which an operator was decomposed, and later calls that
+    autograd does not record. The operator is the first of them.
     """
     first: dict[int, fx.Node] = {}
     for node in graph.nodes:
@@ -288,7 +288,7 @@ def _finish_tags(graph: fx.Graph) -> None:
 
 
 def _canonical_names(step: _Step) -> dict[str, str]:
-    """Names inside the step → the model's own; a tensor registered twice goes by its first name."""
+    """Names inside the step → the model's own; a tensor registered twice has its first name."""
     first: dict[int, str] = {}
     owner: dict[str, int] = {}
     names = {}
@@ -355,7 +355,7 @@ def _register(named: dict[str, fx.Node], name: str, node: fx.Node) -> None:
 
 
 def _sum(graph: fx.Graph, first: fx.Node, second: fx.Node) -> fx.Node:
-    """The sum of two gradients of one parameter, computed as soon as both are there."""
+    """The sum of two gradients of one parameter, computed as soon as both exist."""
     later = max(first, second)
     earlier = first if later is second else second
     with graph.inserting_after(later):

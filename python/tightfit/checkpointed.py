@@ -1,9 +1,9 @@
-"""Tells whether a model checkpoints activations by itself while it is captured.
+"""Detects whether a model checkpoints activations by itself while it is captured.
 
 Invariant: `torch.utils.checkpoint` is afterwards what it was before.
 
-A capture traces through `torch.utils.checkpoint`: the graph holds the step as it would be without, and what to recompute
-is for the plan to say.
+A capture traces through `torch.utils.checkpoint`: the graph holds the step as it would be without it, and the plan
+decides what to recompute.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections.abc import Iterator
 
 from torch.utils import checkpoint as library
 
-# What `checkpoint` calls where it is not reentrant: the second is PyTorch 2.13's.
+# What non-reentrant `checkpoint` calls: the second name is PyTorch 2.13's.
 _NAMES = ("_checkpoint_without_reentrant_generator_impl", "_checkpoint_without_reentrant_generator")
 _GENERATOR = next(name for name in _NAMES if hasattr(library, name))
 
 
 @contextlib.contextmanager
 def noticed() -> Iterator[None]:
-    """Warns behind the block if something within it was checkpointed."""
+    """Warns at the end of the block if something within it was checkpointed."""
     without_reentrant = getattr(library, _GENERATOR)
     apply = library.CheckpointFunction.apply
     seen: list[str] = []

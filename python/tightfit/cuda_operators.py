@@ -1,12 +1,11 @@
-"""A step as CUDA runs it, captured without a GPU: the operators that PyTorch chooses there, in place of the processor's.
+"""A step as CUDA runs it, captured without a GPU: with the operators that PyTorch chooses there.
 
-Invariant: PyTorch is afterwards what it was before; what is traced are fake tensors of the processor, so no driver is
-asked for anything.
+Invariant: PyTorch is afterwards what it was before; the traced tensors are fake CPU tensors, so no driver is needed.
 
 Most operators are the same on every device. Attention is not: which kernel takes a call is decided here by the rules of
-PyTorch's C++ (aten/src/ATen/native/transformers/attention.cpp and cuda/sdp_utils.cpp beside it, in 2.15). cuDNN's
+PyTorch's C++ (aten/src/ATen/native/transformers/attention.cpp and cuda/sdp_utils.cpp next to it, in 2.15). cuDNN's
 attention, which some GPUs prefer, holds what FlashAttention holds; its batch normalisation what the native one holds.
-Recurrent layers, which are one call of cuDNN there, are taken apart as they are for the processor.
+Recurrent layers, which are one call of cuDNN there, are decomposed as for the processor.
 """
 
 from __future__ import annotations
@@ -33,31 +32,31 @@ aten = torch.ops.aten
 
 _HALF = (torch.float16, torch.bfloat16)
 _OWN = functional.scaled_dot_product_attention
-# FlashAttention's kernels come for heads of these sizes.
+# FlashAttention has kernels for heads of at most this size, a multiple of this number.
 _FLASH_MOST, _FLASH_MULTIPLE = 256, 8
-# Heads of the memory-efficient kernel are multiples of so many elements, and rows of its bias of so many.
+# The memory-efficient kernel needs head sizes, and rows of its bias, that are multiples of this many elements.
 _ALIGNED = {torch.float16: 8, torch.bfloat16: 8, torch.float32: 4}
 _BIAS_MULTIPLE = 16
 
 AUTOCAST = "its types are chosen by rules that only a GPU follows: take it out, and give the model the type that it is to " \
     "compute in, as in model.to(torch.bfloat16)"
 
-# What is this thread's alone.
+# State of this thread.
 _here = threading.local()
 
 
 @contextlib.contextmanager
 def chosen() -> Iterator[None]:
-    """Within it, attention of this thread takes the operators that it takes on CUDA. One thread at a time."""
+    """Within it, attention on this thread uses the operators that it uses on CUDA. One thread at a time."""
     before = functional.scaled_dot_product_attention
     if before is _OWN:
-        # A mode is not told of what a function calls that it was told of, as `multi_head_attention_forward` does. What a
-        # user put in this place calls PyTorch's function, of which the mode is told.
+        # A mode that intercepts a function such as `multi_head_attention_forward` does not see that function's inner
+        # calls, so PyTorch's function is replaced. If the user replaced it, PyTorch's is called from there, and seen.
         functional.scaled_dot_product_attention = _attention_by_thread
     _here.is_capturing = True
     try:
         with _Chosen(), warnings.catch_warnings():
-            # Without a GPU, PyTorch takes no notice of autocast, but for a warning.
+            # Without a GPU, PyTorch ignores autocast and only warns.
             warnings.filterwarnings("error", message=".*Disabling autocast")
             yield
     finally:
@@ -66,7 +65,7 @@ def chosen() -> Iterator[None]:
 
 
 def name_device(graph: fx.Graph) -> None:
-    """Constants are made on the GPU, where the processor is named."""
+    """Makes constants on the GPU where the graph names the processor."""
     def renamed(item: Any) -> Any:
         return torch.device("cuda") if isinstance(item, torch.device) and item.type == "cpu" else item
 
@@ -83,15 +82,15 @@ class _Chosen(TorchFunctionMode):
 
 
 def _attention_by_thread(*args: Any, **kwargs: Any) -> torch.Tensor:
-    """The kernels of CUDA in the thread that captures; PyTorch's own function in all others."""
+    """CUDA's kernels on the thread that captures; PyTorch's own function on all others."""
     return (_attention if getattr(_here, "is_capturing", False) else _OWN)(*args, **kwargs)
 
 
 def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
                dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
                enable_gqa: bool = False) -> torch.Tensor:
-    """Scaled dot product attention by the first kernel that takes the call: FlashAttention, the memory-efficient one, or
-    else products one after the other."""
+    """Scaled dot product attention by the first kernel that accepts the call: FlashAttention, the memory-efficient one,
+    or else separate matrix products."""
     given = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     if query.device.type == "cuda":  # PyTorch chooses
         return _OWN(query, key, value, attn_mask, **given)
@@ -114,7 +113,7 @@ def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn
 
 
 def _validate(tensors: tuple[torch.Tensor | None, ...], given: dict[str, Any]) -> None:
-    """Raises what PyTorch raises where it takes no such call; nothing is traced."""
+    """Raises what PyTorch raises for a call that it does not accept; nothing is traced."""
     if not 0 <= given["dropout_p"] <= 1:
         raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {given['dropout_p']}")
     with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
@@ -123,7 +122,7 @@ def _validate(tensors: tuple[torch.Tensor | None, ...], given: dict[str, Any]) -
 
 
 def _are_alike(*tensors: torch.Tensor) -> bool:
-    """One type, four dimensions, as many batches, something in each, and rows without gaps."""
+    """Whether all have the same type and batch size, four dimensions, at least one element, and rows without gaps."""
     first = tensors[0]
     return all(
         tensor.dim() == 4 and tensor.numel() > 0 and tensor.dtype == first.dtype and tensor.shape[0] == first.shape[0]
@@ -150,7 +149,7 @@ def _is_efficient(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -
 
 
 def _padded(tensor: torch.Tensor, multiple: int) -> torch.Tensor:
-    """The last dimension as long as a kernel wants it."""
+    """The tensor with its last dimension padded as a kernel needs it."""
     missing = -tensor.shape[-1] % multiple
     return functional.pad(tensor, (0, missing)) if missing else tensor
 

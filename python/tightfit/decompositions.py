@@ -1,4 +1,4 @@
-"""Which operators a capture takes apart, and into what: Core ATen, with exceptions.
+"""Which operators a capture decomposes, and into what: Core ATen, with exceptions.
 
 Invariant: an operator for which an entry returns `NotImplemented` stays whole.
 """
@@ -38,7 +38,7 @@ KEPT_WHOLE = (
 
 
 def decompositions(executable: bool) -> dict[Any, Callable[..., Any]]:
-    """The table of a capture; `executable` rewrites what the engine has no kernel for and other operators can say."""
+    """The table of a capture; `executable` rewrites what the engine has no kernel for, if others can express it."""
     table = dict(core_aten_decompositions())
     for packet in KEPT_WHOLE:
         for overload in packet.overloads():
@@ -67,11 +67,11 @@ def _padded(x: torch.Tensor, pad: list[int], value: float = 0) -> torch.Tensor:
 
 
 def _copied(x: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """What an assignment to all of a tensor leaves: the source in the tensor's type and shape."""
+    """The result of an assignment to a whole tensor: the source in the tensor's type and shape."""
     source = aten.alias.default(source) if source.dtype == x.dtype else aten._to_copy.default(source, dtype=x.dtype)
     if source.shape == x.shape:
         return source
-    # What was assigned to has an element for each of its places.
+    # The assigned tensor has memory for each of its elements, so an expanded source is copied.
     return aten.clone.default(aten.expand.default(source, x.shape), memory_format=torch.contiguous_format)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 class TightfitError(Exception):
-    """Whatever this package refuses, or fails at."""
+    """Base class of everything that this package refuses or fails at."""
 
 
 class ExportError(TightfitError):
@@ -15,15 +15,15 @@ class ExportError(TightfitError):
 
 
 class ProgramError(ExportError):
-    """The `tightfit` program is not there, or refused what it was given."""
+    """The `tightfit` program is missing, or refused its input."""
 
 
 class GraphFileError(TightfitError):
-    """A file that is not there or holds no graph, or whose graph does not suit what it is used with."""
+    """A file that is missing or holds no graph, or whose graph does not match what it is used with."""
 
 
 class WeightsError(TightfitError):
-    """Trained weights that are not there, are damaged, or are of another step."""
+    """Trained weights that are missing, damaged, or of another step."""
 
 
 class PlanError(TightfitError):
@@ -37,11 +37,12 @@ class OptionError(TightfitError, ValueError):
 class InfeasibleBudget(TightfitError):
     """A budget that no plan fits. The message is the proof in sentences; the attributes are its figures, in bytes:
 
-    - `budget`: what was asked for;
-    - `needed`: no schedule whatever needs less (0 where nothing is proven);
-    - `smallest`: the smallest budget that is known to be feasible; for loops, of later steps that begin with gradients, too;
-    - `binding`: the name of the node, or of the module where modules are planned, that holds the most at that budget;
-      `None` where parameters, state and batch alone exceed the budget;
+    - `budget`: the requested budget;
+    - `needed`: no schedule whatever needs less (0 if nothing is proven);
+    - `smallest`: the smallest budget that is known to be feasible; for loops, also of later steps that begin with
+      gradients;
+    - `binding`: the name of the node, or of the module if modules are planned, that holds the most at that budget;
+      `None` if parameters, state and batch alone exceed the budget;
     - `live`: what is held there, as pairs of a name and bytes, the largest first.
     """
 
@@ -64,7 +65,7 @@ class InfeasibleBudget(TightfitError):
 
 
 class BudgetExceeded(TightfitError):
-    """A call that would hold more than the budget, because of what the loop holds beside it; nothing was computed.
+    """A call that would hold more than the budget, because of what else the loop holds; nothing was computed.
 
     `budget` and `needed` are bytes.
     """
@@ -76,13 +77,13 @@ class BudgetExceeded(TightfitError):
 
 
 class AllocationError(TightfitError):
-    """A step with planned addresses that asked for other memory than it did when it was recorded, or found its place
-    taken. It was stopped, and no tensor was written over; gradients that a backward pass had added by then stay."""
+    """A step with planned addresses that requested different memory than when it was recorded, or found its addresses
+    taken. It was stopped, and no tensor was overwritten; gradients that a backward pass had already added stay."""
 
 
 class OffloadError(TightfitError):
-    """A tier below the device that has too little room, or whose memory the system refuses."""
+    """A tier below the device that is too small, or whose memory the system refuses."""
 
 
 class CompileError(TightfitError):
-    """A model that cannot be compiled as one graph, or was compiled otherwise already."""
+    """A model that cannot be compiled as one graph, or is already compiled in another way."""

@@ -1,4 +1,5 @@
-"""What the engine asks of a step before it is written: a model and a batch that it can hold, operators that it has.
+"""Checks what the engine requires of a step before it is written: a model and batch that it can hold, and its
+operators.
 
 Invariant: the judge of graphs is the engine's own compiler; what it refuses is refused before any file is written, with
 the operators, the modules that call them, and what to do.
@@ -22,7 +23,7 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float64)
 
 
 def check_model(model: nn.Module, batch: tuple[Any, Any]) -> None:
-    """Refuses a batch or a model that no engine's step can have."""
+    """Refuses a batch or a model that a step for the engine cannot have."""
     if not all(isinstance(part, torch.Tensor) for part in batch):
         found = [len(leaves(part)) for part in batch]
         raise ExportError(
@@ -53,7 +54,7 @@ def packed(graph: dict[str, Any]) -> bytes:
 
 
 def _check_memory(graph: dict[str, Any]) -> None:
-    """The engine writes each parameter, buffer and input as one piece, and nothing else there."""
+    """Checks memory layouts: the engine writes each parameter, buffer and input as one block without gaps."""
     owner: dict[int, str] = {}
     for node in graph["nodes"]:
         if node["op"] == "placeholder":

@@ -1,4 +1,4 @@
-"""`tightfit.export`: from a PyTorch model to the files of one training step, readable as the list of what it does.
+"""`tightfit.export`: from a PyTorch model to the files of one training step; its code reads as a list of the steps.
 
 Invariant: the model's parameters, buffers, modes and hooks are afterwards what they were before; on failure no file
 has changed; the same model and options give the same bytes.
@@ -54,40 +54,41 @@ def export(
 
     `example_batch` is `(inputs, targets)`; its shapes are fixed in the graphs. Inputs that are a tuple or a list are
     the model's arguments, those of a dict its keyword arguments; a dict alone is `(inputs, None)`. Numbers, text and
-    `None` in it are part of the step. With `loss_fn=None` the model computes its loss: it returns it, alone, first of
-    several results, or as `loss`, as models of transformers do.
+    `None` in it are part of the step. With `loss_fn=None` the model computes its loss and returns it: alone, as the
+    first of several results, or as `loss`, as transformers models do.
 
     A model in training mode is captured with the modes that its modules have, one in evaluation mode as if
-    `model.train()` had been called. Activation checkpointing that the model does by itself is not part of the graph: a
-    plan decides what is recomputed.
+    `model.train()` had been called. Activation checkpointing within the model is not part of the graph: a plan decides
+    what is recomputed.
 
     `optimizer` is `"adamw"`, `"sgd"`, a dict `{"kind": …, option: …}`, or AdamW, Adam or SGD of `torch.optim`, as an
-    instance or a class: options then go by its groups, and the learning rate is its own unless `learning_rate` says
-    another. What the engine would compute otherwise is refused. `initialisation(fqn, tensor)` returns a recipe for how
-    a parameter or buffer starts, or `None` to store the tensor's present contents.
+    instance or a class: options then follow its parameter groups, and the learning rate is its own unless
+    `learning_rate` overrides it. Optimizers whose updates the engine would compute differently are refused.
+    `initialisation(fqn, tensor)` returns a recipe for how a parameter or buffer starts, or `None` to store the tensor's
+    present contents.
 
     With `execute=True`, inputs and targets are one tensor each, and a step that the engine cannot execute is refused.
-    `out` is a folder and receives `train.json.gz`, `eval.json.gz` (of `evaluation_batch`'s shape where given),
-    `step.json`, `weights.safetensors` where some tensor has no recipe, and `rest.safetensors` where the model's state
-    has tensors that the step does not read. `tightfit.load` reads what was trained back into a `state_dict`.
+    `out` is a folder and receives `train.json.gz`, `eval.json.gz` (of `evaluation_batch`'s shape if given),
+    `step.json`, `weights.safetensors` if some tensor has no recipe, and `rest.safetensors` if the model's state has
+    tensors that the step does not read. `tightfit.load` reads what was trained back into a `state_dict`.
 
     With `execute=False`, `out` is one file ending in `.json` or `.json.gz` and receives the training graph alone, for
-    planning: the model may live on the `meta` device or on fake tensors, without memory behind it, and have any dtype;
-    `optimizer=None` makes the gradients outputs. `device` is where the step is to run: where the model lives, or
-    `"cpu"` for a model without memory. For `"cuda"`, which need not be there, the graph holds the operators that PyTorch
-    runs on a GPU; for the processor those of Core ATen.
+    planning: the model may live on the `meta` device or on fake tensors, without memory, and have any dtype;
+    `optimizer=None` makes the gradients outputs. `device` is where the step is to run; by default the model's device,
+    or `"cpu"` for a model without memory. For `"cuda"`, which need not be present, the graph holds the operators that
+    PyTorch runs on a GPU; for the processor those of Core ATen.
 
     With `measure=True` as well, each call of that graph is run on `device` with made-up inputs, one call at a time, and
     its seconds are written into the graph, where they take the place of the planner's prediction. This takes about a
     tenth of a second for each different call and the memory of the largest one. Updates of parameters are measured as
-    PyTorch's fused updates, one parameter each. A warning names the calls that cannot be run so; they have no seconds,
-    and the planner predicts theirs.
+    PyTorch's fused updates, one parameter each. A warning names the calls that cannot be run this way; they have no
+    seconds, and the planner predicts them.
 
-    Returns the tensors that the graph reads and the model does not have, by the name that the graph gives them: buffers
-    of the loss (`loss.weight`), and constants that the forward pass makes out of thin air (`constant.…`). `arguments`
-    takes them; most models have none.
+    Returns the tensors that the graph reads and the model does not have, by their names in the graph: buffers of the
+    loss (`loss.weight`), and constants that the forward pass creates (`constant.…`). `arguments` takes them; most
+    models have none.
 
-    Raises `ExportError`, and `OptionError` where an option is of another type.
+    Raises `ExportError`, and `OptionError` if an option has the wrong type.
     """
     if not isinstance(model, nn.Module):
         raise ExportError(f"{type(model).__name__} is no torch.nn.Module; give the model itself")
@@ -147,7 +148,7 @@ def _foreign(graph: dict[str, Any], tensors: dict[str, torch.Tensor], model: nn.
 
 def _graph(model, loss_fn, batch, name, optimizer, *, training: bool, execute: bool = True,
            on_cuda: bool = False) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """One graph document, and the tensors that its parameters and buffers start from."""
+    """One graph document, and the initial values of its parameters and buffers."""
     captured = capture(model, loss_fn, batch, training=training, executable=execute, on_cuda=on_cuda)
     if execute:
         fold(captured)
@@ -162,7 +163,7 @@ def _graph(model, loss_fn, batch, name, optimizer, *, training: bool, execute: b
 
 def _device(device: str | torch.device | None, model: nn.Module, batch: Any, *, measure: bool,
             execute: bool) -> torch.device:
-    """Where the step is to run, and its calls are measured."""
+    """The device on which the step is to run and its calls are measured."""
     if execute and measure:
         raise ExportError(
             "measure=True is for graphs to plan with: give execute=False with it; the engine measures the calls of an "
@@ -185,7 +186,7 @@ def _device(device: str | torch.device | None, model: nn.Module, batch: Any, *, 
 
 
 def _home(model: nn.Module, batch: Any, *, measure: bool) -> str:
-    """Where the model and its batch live; the processor where they have no memory."""
+    """The device of the model and its batch; the processor if they have no memory."""
     leaves = [*model.parameters(), *model.buffers(), *pytree.tree_leaves(batch)]
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     if any(map(is_memoryless, tensors)):
@@ -197,7 +198,7 @@ def _home(model: nn.Module, batch: Any, *, measure: bool) -> str:
 
 
 def _apart(batch: tuple[Any, Any]) -> tuple[Any, Any]:
-    """The batch as the run gives it: contiguous, and no tensor of it a view of another."""
+    """The batch as a run provides it: contiguous, with no tensor a view of another."""
     def own(leaf: Any) -> Any:
         is_plain = isinstance(leaf, torch.Tensor) and not leaf.requires_grad
         return leaf.clone(memory_format=torch.contiguous_format) if is_plain else leaf

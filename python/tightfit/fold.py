@@ -1,7 +1,7 @@
-"""Evaluates calls that the engine has no kernel for where they depend on nothing but constants.
+"""Evaluates calls that the engine has no kernel for, if they depend on nothing but constants.
 
 Invariant: what is folded reads no parameter, no buffer, no input and no random number, so that it is the same in every
-step; a constant goes by its content, so that equal ones are one buffer and different ones never share a name.
+step; a constant is named by its content, so that equal ones are one buffer and different ones never share a name.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .capture import MODULE, PHASE, Capture
 
 aten = torch.ops.aten
 
-# How libraries find out where packed sequences begin when they are given none: arithmetic on position numbers.
+# Libraries use these to find where packed sequences begin if they are not told: arithmetic on position numbers.
 FOLDED = {aten.cumsum.default, aten.index.Tensor}
 
 
 def fold(captured: Capture) -> None:
-    """Replaces each constant call of `FOLDED` by its value; what only led to it is dead afterwards."""
+    """Replaces each constant call of `FOLDED` by its value; nodes that only fed it are dead afterwards."""
     graph, module = captured.graph, captured.module
     constant: set[fx.Node] = set()
     known: dict[fx.Node, Any] = {}
@@ -48,7 +48,7 @@ def _is_pure(node: fx.Node) -> bool:
 
 
 def _evaluate(module: fx.GraphModule, node: fx.Node, known: dict[fx.Node, Any]) -> torch.Tensor:
-    """The value of a constant call; sources lie before it, so that the graph's order is an order of evaluation."""
+    """The value of a constant call; its sources come before it, so the graph's order is an order of evaluation."""
     needed, pending = {node}, [node]
     while pending:
         for source in pending.pop().all_input_nodes:

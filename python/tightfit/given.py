@@ -1,6 +1,6 @@
-"""What is given to functions of this package: paths, flags, tables, and what the compiled module takes.
+"""Validates arguments of this package's functions: paths, flags, tables, and what the compiled module takes.
 
-Invariant: what is no such thing is refused by an `OptionError` that names it.
+Invariant: an argument of the wrong type is refused by an `OptionError` that names it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .errors import OptionError, TightfitError
 
 
 def asked(function: Callable[..., Any], *given: Any, **options: Any) -> Any:
-    """What a function of the compiled module answers."""
+    """Calls a function of the compiled module and returns its result."""
     try:
         return function(*given, **options)
     except OptionError as error:
@@ -27,7 +27,7 @@ def asked(function: Callable[..., Any], *given: Any, **options: Any) -> Any:
 
 
 def _of_option(error: Exception) -> str:
-    """What an error says, with the name of the option in front of it where PyO3 noted that."""
+    """An error's message, preceded by the name of the option if PyO3 recorded it."""
     notes = (re.fullmatch(r"while processing '(\w+)'", note) for note in getattr(error, "__notes__", ()))
     name = next((f"{found[1]}: " for found in notes if found), "")
     return f"{name}{error}"
@@ -59,7 +59,7 @@ def text(given: Any, name: str) -> str:
 
 
 def table(given: Any, name: str) -> Mapping[str, Any]:
-    """What has values by names; nothing is an empty one."""
+    """A mapping from names to values; `None` is an empty one."""
     if given is None:
         return {}
     if not isinstance(given, Mapping):
@@ -68,7 +68,7 @@ def table(given: Any, name: str) -> Mapping[str, Any]:
 
 
 def names(given: Any) -> list[str] | None:
-    """Names of modules; one alone is no list of letters."""
+    """Names of modules; a single string is refused, not read as a list of letters."""
     if given is None:
         return None
     if isinstance(given, str) or not isinstance(given, Iterable):

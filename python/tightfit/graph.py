@@ -34,10 +34,10 @@ DTYPES = {
 }
 
 
-# Of their first tensor these read the elements that they are asked for, which are as many as they write.
+# Of their first tensor these read only the selected elements, as many as they write.
 _LOOKS_UP = ("aten.embedding.default", "aten.gather.default", "aten.index.Tensor", "aten.index_select.default",
              "aten.take.default")
-# Of their first tensor these read a row for each element of the second.
+# Of their first tensor these read one row for each element of the second.
 _LOOKS_UP_ROWS = ("aten._embedding_bag.default", "aten._embedding_bag_forward_only.default")
 
 
@@ -103,7 +103,7 @@ class GraphBuilder:
         self._uncalled: list[str] = []
         self._storages: list[int] = []
         self._storage_of: dict[int, int] = {}
-        self._tensors: list[torch.Tensor] = []  # keeps storages alive, so that their addresses stay theirs
+        self._tensors: list[torch.Tensor] = []  # keeps storages alive, so that their addresses are not reused
         self._names: set[str] = set()
         self._nodes: list[dict[str, Any]] = []
         self._outputs: list[int] = []
@@ -111,7 +111,7 @@ class GraphBuilder:
         self._seed_slots = 0
 
     def tensor(self, value: ValueId) -> torch.Tensor:
-        """The tensor that stands for a value."""
+        """The tensor that represents a value."""
         return self._tensors[value.index]
 
     def modules(self, called: list[str], uncalled: list[str]) -> None:
@@ -126,7 +126,7 @@ class GraphBuilder:
 
     def placeholder(self, name: str, phase: str, tensor: torch.Tensor, *, parameter: str | None = None,
                     module: str = "") -> ValueId:
-        """A value that is there before the step begins."""
+        """Adds a value that exists before the step begins."""
         [value] = self.node(name, "placeholder", phase, [], {}, [tensor], module=module, parameter=parameter,
                             cost=False)
         assert value is not None
@@ -137,11 +137,11 @@ class GraphBuilder:
              random: bool = False, stream: bool = False, mutates: bool = False, cost: bool = True,
              differentiates: str | None = None, dropped: Sequence[torch.Tensor] = (),
              workspace: int = 0, seconds: float | None = None) -> list[ValueId | None]:
-        """Appends one call and returns its outputs' values (`None` where nothing uses the output).
+        """Appends one call and returns its outputs' values (`None` if nothing uses the output).
 
         `cost=False` leaves bytes and FLOPs at zero, as views and placeholders have them. `dropped` are outputs that
-        nothing uses: PyTorch makes them all the same, so they are workspace, beside what the call takes otherwise. A
-        call that is `random` has a seed of its own, or with `stream` draws from PyTorch's running generator.
+        nothing uses: PyTorch makes them even so, so they are workspace, in addition to what else the call takes. A
+        `random` call has a seed of its own, or with `stream` draws from PyTorch's running generator.
         """
         inputs = list(dict.fromkeys(value.index for value in values_in([args, kwargs])))
         for index in inputs:
@@ -193,7 +193,7 @@ class GraphBuilder:
         return values
 
     def enlarge(self, value: ValueId, size: int) -> None:
-        """Says that the storage of a value has so many bytes at least."""
+        """Sets the size of a value's storage to at least this many bytes."""
         storage = self._storage(self._tensors[value.index])
         self._storages[storage] = max(self._storages[storage], size)
 

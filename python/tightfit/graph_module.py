@@ -1,7 +1,7 @@
 """`tightfit.to_fx`: a `tightfit-graph/1` file as a `torch.fx.GraphModule` that runs it with PyTorch's own operators.
 
-Invariant: nodes run in the file's order, one call each, and nothing beyond the file's storages outlives a call; so
-whoever lets go of a tensor behind its last use, as fx does, holds what the file says. Random numbers depend on the
+Invariant: nodes run in the file's order, one call each, and nothing beyond the file's storages outlives a call; so a
+caller that frees each tensor after its last use, as fx does, holds what the file says. Random numbers depend on the
 step's seed and the node's seed slot alone, so a node that runs again draws what it drew before.
 """
 
@@ -28,22 +28,22 @@ META = "tightfit"
 
 
 def to_fx(graph: str | Path | Mapping[str, Any], *, boxed: bool = False) -> fx.GraphModule:
-    """The step of a graph file, or of a graph that was read already, as a module to call.
+    """The step of a graph file, or of a graph that was read before, as a callable module.
 
-    Its arguments are the graph's placeholders in the file's order, then `learning_rate` (a float) and `step` (an int,
-    the first is 1) where the graph has an optimizer; `arguments` puts them together from a model and a batch. Its
-    results are the graph's outputs, which `module.meta["output_names"]` names: the loss, then the gradient of each
-    parameter that has one, by the parameter's name. Buffers, and with an optimizer parameters and its state, are written in place.
+    Its arguments are the graph's placeholders in the file's order, then `learning_rate` (a float) and `step` (an int, 1
+    for the first) if the graph has an optimizer; `arguments` assembles them from a model and a batch. Its results are
+    the graph's outputs, which `module.meta["output_names"]` names: the loss, then the gradient of each parameter that
+    has one, by the parameter's name. Buffers, and with an optimizer parameters and its state, are written in place.
 
-    Each node's `meta["tightfit"]` holds its `name` in the file, its `phase` and `module`, and where they are known
-    `parameter`, `recomputes` and `differentiates`. Call it without autograd (`torch.no_grad()`), or with tensors that
-    are detached. Called as usual, the caller's references keep the batch to the end. With `boxed=True` the module is
-    called with one list of all arguments, which it empties, so that the batch goes behind its last use, as the file says.
+    Each node's `meta["tightfit"]` holds its `name` in the file, its `phase` and `module`, and, if known, `parameter`,
+    `recomputes` and `differentiates`. Call it without autograd (`torch.no_grad()`), or with tensors that are detached.
+    Called as usual, the caller's references keep the batch to the end. With `boxed=True` the module is called with one
+    list of all arguments, which it empties, so that the batch is freed after its last use, as the file says.
 
     A file is data: nothing in it becomes code, and an operator that reads or writes files is refused. But it may call
     any other operator that PyTorch has, those of extensions included.
 
-    Raises `GraphFileError` where the file is none, or calls an operator that this PyTorch does not have.
+    Raises `GraphFileError` if the file is not a graph, or calls an operator that this PyTorch does not have.
     """
     if not isinstance(graph, (str, Path, Mapping)):
         raise GraphFileError(f"a {type(graph).__name__} is no graph; give the file's path, or what was read from it")
@@ -61,13 +61,13 @@ def to_fx(graph: str | Path | Mapping[str, Any], *, boxed: bool = False) -> fx.G
 def arguments(module: fx.GraphModule, model: nn.Module, batch: Any, *, state: dict[str, torch.Tensor] | None = None,
               constants: Mapping[str, torch.Tensor] | None = None, learning_rate: float | None = None,
               step: int | None = None) -> list[Any]:
-    """What `to_fx(…)` is called with: the model's own tensors, detached, and the batch's.
+    """The arguments for `to_fx(…)`: the model's own tensors, detached, and the batch's.
 
-    `batch` is nested as it was for `export`. `state` is the optimizer's, by name: what is missing starts at zero and is
+    `batch` is nested as it was for `export`. `state` is the optimizer's, by name: missing entries start at zero and are
     added to the dict, so the same dict serves all steps. `constants` are tensors of the graph that the model does not
-    have, by the name that the graph gives them: what `export` returns.
+    have, by their names in the graph: what `export` returns.
 
-    Raises `GraphFileError` where model or batch are not those of the graph.
+    Raises `GraphFileError` if model or batch are not those of the graph.
     """
     if not isinstance(module, fx.GraphModule):
         raise OptionError(f"{type(module).__name__} is no module that to_fx made; give what it returned")
@@ -95,7 +95,7 @@ def arguments(module: fx.GraphModule, model: nn.Module, batch: Any, *, state: di
                 given.append(value)
                 continue
             case "input":
-                # The graph's batch is contiguous, as it was exported.
+                # The graph's batch is contiguous, because export made it so.
                 tensor = next(given_leaves, None)
                 tensor = None if tensor is None else tensor.contiguous()
                 where = f"tensor {meta['name']!r} of the batch"
@@ -128,9 +128,9 @@ def _read(path: Path) -> Any:
 
 
 class _Boxed(fx.graph.CodeGen):
-    """Code of a function of one list, which it empties: nobody else then holds what it was given.
+    """Code of a function of one list, which it empties, so that the caller's list does not keep the arguments alive.
 
-    `unread` are the arguments that nothing reads; they are held by nobody.
+    `unread` are the arguments that no node reads; they are not held at all.
     """
 
     def __init__(self, unread: set[str]) -> None:
@@ -144,7 +144,7 @@ class _Boxed(fx.graph.CodeGen):
 
 
 class _Translation:
-    """The state of one translation: which fx node stands for each value."""
+    """The state of one translation: the fx node of each value."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         if not isinstance(document, Mapping) or document.get("format") != FORMAT:
@@ -187,7 +187,7 @@ class _Translation:
         return made
 
     def _argument(self, name: str) -> fx.Node:
-        """A placeholder; what the file calls it need not be a name in Python, nor be unlike what the run gives."""
+        """Adds a placeholder. Its name in the file may be invalid in Python, or clash with arguments of the run."""
         plain = "argument_" + re.sub(r"\W", "_", name, flags=re.ASCII)
         count = 0
         while (target := plain if count == 0 else f"{plain}_{count}") in self.taken:
@@ -226,7 +226,7 @@ class _Translation:
 
 
 def _slot(node: Mapping[str, Any]) -> int | str:
-    """What a random node's numbers go by: its seed slot, or its name where it has none."""
+    """What a random node's numbers depend on: its seed slot, or its name if it has none."""
     slot = node.get("seed_slot")
     if slot is None:
         return str(node["name"])
@@ -243,7 +243,7 @@ def _overload(node: Mapping[str, Any]) -> Callable[..., Any]:
 
 
 def new_seed() -> int:
-    """What all random numbers of one step follow from; drawn from PyTorch's own generator, so `manual_seed` governs."""
+    """The seed of all random numbers of one step; drawn from PyTorch's own generator, which `manual_seed` sets."""
     return int(torch.randint(0, 2**62, ()))
 
 
@@ -256,7 +256,7 @@ def draw(seed: int, slot: int | str, call: Callable[..., Any], *args: Any, **kwa
     else:
         generator = getattr(torch, device.type).default_generators[device.index]
     before = generator.get_state()
-    # Slots are far apart, as the golden ratio's multiples are (Weyl); a node without one goes by its name.
+    # Slots are spread by multiples of the golden ratio (Weyl); a node without a slot uses its name.
     number = slot if isinstance(slot, int) else int.from_bytes(slot.encode()[-7:], "little")
     generator.manual_seed((seed + (number + 1) * 0x9E3779B97F4A7C15) % 2**63)
     try:

@@ -1,7 +1,7 @@
 """`tightfit.load`: what `tightfit train` saved, as the `state_dict` of the model that was exported.
 
-Invariant: every key of the model's `state_dict` that the step names is there, tied parameters included, with the type
-and the shape that it was exported with, or a `WeightsError` says what is missing or damaged; no file changes.
+Invariant: every key of the model's `state_dict` that the step names is present, tied parameters included, with the type
+and shape that it was exported with, or a `WeightsError` says what is missing or damaged; no file changes.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from .errors import GraphFileError, WeightsError
 from .graph import DTYPES
 from .step_json import FORMAT, REST, WEIGHTS
 
-# What the program writes into the files that it saves.
+# The format that the program notes in the files that it saves.
 _SAVED = "tightfit-weights/1"
-# The metadata's checksum, under this key; that of a tensor under this key, a dot and its name.
+# Key of the metadata's checksum; a tensor's checksum has this key, a dot and its name.
 _CHECKSUM = "sha256"
 _TYPES = {name: dtype for dtype, name in DTYPES.items()}
 
@@ -34,16 +34,16 @@ _Kind = tuple[torch.dtype, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class _Step:
-    """What `step.json` says of its graphs and of the model's state."""
+    """What `step.json` says about its graphs and about the model's state."""
 
     name: str
     training: Path
     evaluation: Path | None
-    # What the graphs read, by their names for it.
+    # What the graphs read, by the graphs' names.
     parameters: tuple[str, ...]
     # Keys of the model's state whose tensor has another name in the graphs.
     tied: Mapping[str, str]
-    # Names in the graphs that are no keys of the model's state.
+    # Names in the graphs that are not keys of the model's state.
     foreign: frozenset[str]
 
 
@@ -51,17 +51,17 @@ def load(step: str | os.PathLike[str], saved: str | os.PathLike[str] | None = No
     """The parameters and buffers of an exported step after training, for `model.load_state_dict`.
 
     `step` is the folder that `tightfit.export` wrote, and `saved` the file of `tightfit train STEP --save FILE`;
-    without it, the one such file that lies in the folder.
+    without it, the only such file in the folder.
 
         tightfit.export(model, loss_fn, batch, out="my-step", name="my-step", data=…)
         # tightfit train my-step --budget 60% --steps 1000 --save my-step/trained.safetensors
         model.load_state_dict(tightfit.load("my-step"))
 
-    Keys are those of `model.state_dict()`: tied parameters are there under each of their names, as one tensor, and what
+    Keys are those of `model.state_dict()`: tied parameters appear under each of their names, as one tensor, and what
     the step does not read is as it was exported. Tensors are on the processor. The optimizer's state is not part of it:
-    it lies in the same file, by parameter (`….exp_avg`, `….momentum`), and `--resume` goes on with it.
+    it is in the same file, by parameter (`….exp_avg`, `….momentum`), and `--resume` continues with it.
 
-    Raises `WeightsError`, and `OptionError` where `step` or `saved` is no path.
+    Raises `WeightsError`, and `OptionError` if `step` or `saved` is not a path.
     """
     folder = given.path(step, "step")
     named = None if saved is None else given.path(saved, "saved")
@@ -76,7 +76,7 @@ def load(step: str | os.PathLike[str], saved: str | os.PathLike[str] | None = No
     own = [name for name in described.parameters if name not in described.foreign]
     needed = dict.fromkeys([*own, *described.tied.values()])
     trained, kinds = _kinds(described, needed, folder)
-    # What only the evaluation reads is no part of what is trained.
+    # What only the evaluation reads is not trained.
     _check(path, found, {key: kinds[key] for key in needed if key in trained or key in found},
            f"which {folder} reads", "name the weights that this step saved, or train it again if it was exported anew")
     untrained = [key for key in needed if key not in found]
@@ -91,7 +91,7 @@ def load(step: str | os.PathLike[str], saved: str | os.PathLike[str] | None = No
 
 
 def _described(path: Path) -> _Step:
-    """What a `step.json` says, all of it checked here: nothing of another structure goes further."""
+    """The content of a `step.json`, checked completely here: later code can rely on its structure."""
     content = _read(reading.step, path, "give the folder that tightfit.export wrote")
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise WeightsError(f"{path} describes no step of the format {FORMAT}; export the step again")
@@ -104,7 +104,7 @@ def _described(path: Path) -> _Step:
     wrong = [f"{part!r} is {'missing' if value is None else 'of the type ' + type(value).__name__}"
              for part, kind, value in parts if not isinstance(value, kind)]
     if not wrong:
-        # Values may be anything, also what has no hash.
+        # Values may be anything, including unhashable ones.
         wrong = [f"{key!r} is tied to what 'parameters' lacks" for key, value in tied.items()
                  if not isinstance(value, str) or value not in parameters]
         wrong += ["'foreign' names what 'parameters' lacks" for value in foreign
@@ -118,7 +118,7 @@ def _described(path: Path) -> _Step:
 
 
 def _kinds(described: _Step, needed: Iterable[str], folder: Path) -> tuple[dict[str, _Kind], dict[str, _Kind]]:
-    """What the training graph reads, and what either graph does; nothing of it is missing in `step.json`."""
+    """What the training graph reads, and what either graph reads; checks that `step.json` lacks none of it."""
     known, trained = set(described.parameters), _read_by(described.training)
     kinds = trained if described.evaluation is None else _read_by(described.evaluation) | trained
     for name in kinds:
@@ -150,7 +150,7 @@ def _read_by(path: Path) -> dict[str, _Kind]:
 
 
 def _read(read: Callable[[Path], Any], path: Path, otherwise: str) -> Any:
-    """What a file holds; `otherwise` says what to do where it cannot be read."""
+    """The content of a file; `otherwise` is the advice if it cannot be read."""
     try:
         return read(path)
     except (GraphFileError, ValueError, RecursionError) as error:
@@ -160,7 +160,7 @@ def _read(read: Callable[[Path], Any], path: Path, otherwise: str) -> Any:
 
 
 def _check(path: Path, found: Mapping[str, torch.Tensor], kinds: Mapping[str, _Kind], which: str, advice: str) -> None:
-    """Refuses tensors that are not there, or of another type or shape."""
+    """Refuses tensors that are missing, or of another type or shape."""
     wrong = [key for key, kind in kinds.items()
              if key not in found or (found[key].dtype, tuple(found[key].shape)) != kind]
     if wrong:
@@ -175,7 +175,7 @@ def _said(dtype: torch.dtype, shape: Iterable[int]) -> str:
 
 
 def _unread(path: Path, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What a model's state has and no graph reads; there is no file where it has nothing more."""
+    """The tensors of a model's state that no graph reads; there is no file if there are none."""
     if not os.path.lexists(path):
         return {}
     found = _tensors(path, "export the step again", "export the step again")[1]
@@ -209,7 +209,7 @@ def _metadata(path: Path) -> dict[str, str]:
 
 
 def _tensors(path: Path, absent: str, damaged: str) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
-    """The metadata and the tensors of a file, and what to do where it is absent or damaged."""
+    """The metadata and the tensors of a file; `absent` and `damaged` are the advice in those cases."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata, tensors = file.metadata() or {}, {key: file.get_tensor(key) for key in file.keys()}
@@ -218,7 +218,7 @@ def _tensors(path: Path, absent: str, damaged: str) -> tuple[dict[str, str], dic
     except (OSError, SafetensorError) as error:
         raise WeightsError(f"{path} cannot be read as safetensors ({error}); it is damaged or no file of weights, "
                            f"{damaged}") from error
-    # What other programs or earlier versions wrote has no checksums.
+    # Files from other programs or earlier versions have no checksums.
     if any(key.startswith(_CHECKSUM) for key in metadata):
         if metadata.get(_CHECKSUM) != _seal(metadata):
             raise WeightsError(f"{path} is damaged: its header is not what was saved; {damaged}")
@@ -229,7 +229,7 @@ def _tensors(path: Path, absent: str, damaged: str) -> tuple[dict[str, str], dic
 
 
 def _seal(metadata: Mapping[str, str]) -> str:
-    """The checksum of all other metadata, as the program writes them: in the order of their keys, without spaces."""
+    """The checksum of all other metadata, serialised as the program does: sorted by key, without spaces."""
     rest = {key: value for key, value in metadata.items() if key != _CHECKSUM}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

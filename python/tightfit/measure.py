@@ -1,8 +1,8 @@
 """Measures how long each call of a graph takes in PyTorch on a device, for `export(measure=True)`.
 
-Invariant: the graph's own tensors are not needed and nothing but `seconds` is added; one call's tensors are alive at a
-time; equal calls (operator, constants, types, shapes, strides) are run once and share the figure; the global state of
-PyTorch's random numbers is afterwards what it was before.
+Invariant: the graph's own tensors are not needed and nothing but `seconds` is added; the tensors of only one call are
+alive at a time; equal calls (operator, constants, types, shapes, strides) are run once and share the result; the global
+state of PyTorch's random numbers is afterwards what it was before.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from .errors import ExportError
 
 aten = torch.ops.aten
 
-# A call runs until it has taken this many seconds in all, at least and at most so often.
+# A call is repeated until it has taken this many seconds in all, at least and at most this many times.
 _SECONDS, _LEAST, _MOST = 0.1, 3, 100
-# Calls that are run before they count: libraries choose and prepare their kernels then.
+# Runs before the first measured one, in which libraries choose and prepare their kernels.
 _WARM_UP = 2
-# Random numbers are drawn for so many elements, and repeated in larger tensors.
+# Number of elements that are drawn at random; larger tensors repeat them.
 _BLOCK = 1 << 16
-# How many nodes a warning names.
+# Number of nodes that a warning names.
 _NAMED = 5
 
-# What these read has to be a probability.
+# The inputs of these operators have to be probabilities.
 _PROBABILITIES = {aten.bernoulli, aten.binary_cross_entropy, aten.binary_cross_entropy_backward, aten.multinomial}
 
-# The arguments of these that hold the generator's seed and offset: outside of a CUDA graph the processor reads them.
+# Arguments of these operators with the generator's seed and offset: outside of a CUDA graph the CPU reads them.
 _HOST_STATE = {aten._scaled_dot_product_efficient_attention_backward: slice(7, 9), aten._efficient_attention_backward: slice(12, 14)}
 
 
 def measured(document: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """The graph with `seconds` in each node that runs, as measured on `device` (`cpu` or `cuda`).
 
-    Views and placeholders have none, and neither has a call that cannot be run on made-up inputs; a warning names
-    those. Raises `ExportError` where a call's tensors do not fit the device's memory.
+    Views and placeholders have none, nor do calls that cannot be run on made-up inputs; a warning names those. Raises
+    `ExportError` if a call's tensors do not fit into the device's memory.
     """
     values = values_of(document)
     known: dict[str, float | _Refused] = {}
@@ -81,7 +81,7 @@ class _Refused:
 
 @dataclass(frozen=True)
 class _Value:
-    """One tensor of a graph: what is needed to make another like it."""
+    """Describes one tensor of a graph, enough to make another like it."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -91,7 +91,7 @@ class _Value:
 
     @property
     def end(self) -> int:
-        """One behind the last element that it touches."""
+        """One past the last element that it touches."""
         if 0 in self.shape:
             return self.offset
         return self.offset + 1 + sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True))
@@ -117,7 +117,7 @@ def _row_major(shape: tuple[int, ...]) -> list[int]:
 
 
 def takes_time(node: dict[str, Any], values: dict[int, _Value]) -> bool:
-    """Whether a node takes time: placeholders are there from the start, and views only look."""
+    """Whether a node takes time: placeholders exist from the start, and views compute nothing."""
     if node["op"] == "placeholder":
         return False
     read = {values[index].storage for index in node.get("inputs", ())}
@@ -149,7 +149,7 @@ class Call:
         )
 
     def spans(self) -> dict[tuple[int, str], tuple[int, int]]:
-        """By storage and type, the elements of it that the call's inputs touch: first, and one behind the last."""
+        """By storage and type, the elements that the call's inputs touch: the first, and one past the last."""
         spans: dict[tuple[int, str], tuple[int, int]] = {}
         for value in self.inputs:
             first, end = spans.get((value.storage, value.dtype), (value.offset, value.end))
@@ -158,7 +158,7 @@ class Call:
 
     @property
     def key(self) -> str:
-        """Everything that decides how long the call takes, as text."""
+        """Everything that determines how long the call takes, as text."""
         spans = self.spans()
         order = {part: index for index, part in enumerate(spans)}
         tensors = []
@@ -178,7 +178,7 @@ def _renumbered(argument: Any, number: dict[int, Any]) -> Any:
 
 @contextlib.contextmanager
 def undisturbed(device: torch.device) -> Iterator[None]:
-    """Real tensors, no gradients, no automatic casts, and the random state as it was afterwards."""
+    """Within it: real tensors, no gradients, no automatic casts; afterwards the random state is as before."""
     devices = [device] if device.type == "cuda" else []
     with (
         _disable_current_modes(), torch.no_grad(), torch.autocast(device.type, enabled=False),
@@ -188,7 +188,7 @@ def undisturbed(device: torch.device) -> Iterator[None]:
 
 
 def _measure(call: Call, device: torch.device, storages: list[int]) -> float | _Refused:
-    """The lower quartile of a call's seconds (what disturbs a run makes it slower), or why it cannot be run."""
+    """The lower quartile of a call's seconds (disturbances only make runs slower), or why it cannot be run."""
     spans = call.spans()
     needed = sum((end - first) * TORCH_DTYPES[dtype].itemsize for (_, dtype), (first, end) in spans.items())
     needed += sum(storages[storage] for storage in call.fresh)
@@ -230,9 +230,9 @@ def first_line(error: BaseException) -> str:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Bytes that a call may take, where that can be known."""
+    """Bytes that a call may take, if that is known."""
     if device.type == "cuda":
-        # What PyTorch keeps for later is as good as free.
+        # Memory that PyTorch caches counts as free.
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + kept
     found = []
@@ -275,7 +275,7 @@ def _cuda_samples(run: Callable[[], Any], device: torch.device) -> list[float]:
 
 
 def prepared(call: Call, device: torch.device, there: Mapping[int, torch.Tensor] | None = None) -> Callable[[], Any]:
-    """The call on tensors made for it, or on those that are there, by the positions of its inputs."""
+    """The call on tensors made for it, or on those in `there`, by the positions of its inputs."""
     args, kwargs = arguments(call, device, there)
     if call.op in OPTIMIZERS:
         update = OPTIMIZERS[call.op]
@@ -291,14 +291,14 @@ def prepared(call: Call, device: torch.device, there: Mapping[int, torch.Tensor]
 
 def arguments(call: Call, device: torch.device,
               there: Mapping[int, torch.Tensor] | None = None) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a call, made for it or there, always the same."""
+    """The arguments of a call, made for it or taken from `there`; the same every time."""
     tensors = _as_read(call, _tensors(call, device, there or {}))
     node = {"op": call.op, "args": call.args, "kwargs": call.kwargs}
     return calls.arguments(node, tensors.__getitem__, device)
 
 
 def _tensors(call: Call, device: torch.device, there: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
-    """Inputs with the step's shapes and strides; those that share a storage share one here."""
+    """Inputs with the step's shapes and strides; those that share a storage in the step share one here."""
     generator = torch.Generator(device=device).manual_seed(0)
     extents = _extents(call)
     packet = _packet(call.op)
@@ -320,8 +320,8 @@ def _tensors(call: Call, device: torch.device, there: Mapping[int, torch.Tensor]
 
 
 def _as_read(call: Call, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The inputs as the operator asks for them: the format has no integers without sign, and says nothing of numbers that
-    PyTorch leaves on the processor, where the operator reads them."""
+    """The inputs as the operator requires them: the format has no unsigned integers, and does not say which numbers
+    PyTorch leaves on the CPU, where the operator reads them."""
     packet = _packet(call.op)
     if packet is aten._scaled_dot_product_flash_attention_backward and torch.version.hip is None:
         state = {argument["value"] for argument in call.args[12:14]}
@@ -356,14 +356,14 @@ def _filled(count: int, dtype: torch.dtype, device: torch.device, generator: tor
     whole[:_BLOCK] = block
     there = _BLOCK
     while there < count:
-        # Twice as much with each copy: many small ones wait for each other's threads.
+        # Each copy doubles what is filled: many small copies would spend their time synchronizing threads.
         whole[there : 2 * there] = whole[: min(there, count - there)]
         there *= 2
     return whole
 
 
 def _extents(call: Call) -> dict[int, int]:
-    """How many different indices an input may hold, for operators that look things up; elsewhere they are zero."""
+    """Number of valid indices in an input, for operators that look things up; other integers are zero."""
     packet, args = _packet(call.op), call.args
 
     def shape(position: int) -> tuple[int, ...]:

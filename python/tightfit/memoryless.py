@@ -1,6 +1,6 @@
-"""Models and batches without memory behind them, on the `meta` device or in a `FakeTensorMode`, made ready to capture.
+"""Prepares models and batches without memory, on the `meta` device or in a `FakeTensorMode`, for capture.
 
-Invariant: nothing of the model given changes, and nothing is allocated for what had no memory.
+Invariant: the given model does not change, and nothing is allocated for tensors that had no memory.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch.utils import _pytree as pytree
 
 
 def is_memoryless(tensor: Any) -> bool:
-    """Whether a tensor has no elements in any memory."""
+    """Whether a tensor has no memory for its elements."""
     return isinstance(tensor, torch.Tensor) and (tensor.is_meta or isinstance(tensor, FakeTensor))
 
 
 def made_fake(model: nn.Module, batch: Any) -> tuple[nn.Module, Any]:
-    """What has no memory as fake tensors of one mode; a model and a batch that have memory as they are.
+    """The model and the batch with tensors that lack memory as fake tensors of one mode; unchanged if all have memory.
 
-    Tensors of the `meta` device go to the device that the others are on, the CPU where there are none: operators know
-    their derivatives there, and behave as on an accelerator. The model is a copy, which shares what has memory.
+    Tensors of the `meta` device move to the device of the others, or to the CPU if there are none: there, operators
+    have derivatives and behave as on an accelerator. The model is a copy, which shares tensors that have memory.
     """
     held = [value for module in model.modules() for value in vars(module).values()]
     own = [*model.parameters(), *model.buffers(), *(value for value in held if isinstance(value, torch.Tensor))]
@@ -34,7 +34,7 @@ def made_fake(model: nn.Module, batch: Any) -> tuple[nn.Module, Any]:
     devices = (tensor.device for tensor in [*own, *given] if tensor.device.type != "meta")
     device = next(devices, torch.device("cpu"))
     twins: dict[int, Any] = {id(tensor): tensor for tensor in own}  # tied weights stay tied
-    # Where the caller is in a fake mode, the capture is in it as well.
+    # If the caller is in a fake mode, the capture uses that mode.
     with detect_fake_mode() or FakeTensorMode(allow_non_fake_inputs=True):
         for tensor in filter(is_memoryless, own):
             if twins[id(tensor)] is tensor:
@@ -42,7 +42,7 @@ def made_fake(model: nn.Module, batch: Any) -> tuple[nn.Module, Any]:
                 is_parameter = isinstance(tensor, nn.Parameter)
                 twins[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if is_parameter else fake
         batch = pytree.tree_map(lambda leaf: _fake(leaf, device) if is_memoryless(leaf) else leaf, batch)
-    # A copy takes whatever it finds here for copied already.
+    # `deepcopy` takes what it finds here as already copied.
     return copy.deepcopy(model, twins) if any(map(is_memoryless, own)) else model, batch
 
 

@@ -1,4 +1,4 @@
-"""What the nodes of a captured graph say of themselves: results, views, random numbers, operations.
+"""Facts about single nodes of a captured graph: results, views, random numbers, operations.
 
 Invariant: reads nodes and changes none; knows neither models nor graph files.
 """
@@ -28,7 +28,7 @@ def tensors(value: Any) -> list[torch.Tensor]:
 
 
 def used_outputs(node: fx.Node) -> set[int]:
-    """Which of several results are picked by anybody."""
+    """The indices of the results that some node uses."""
     return {user.args[1] for user in node.users if user.target is operator.getitem}
 
 
@@ -55,7 +55,7 @@ def draws(node: fx.Node) -> bool:
 
 
 def flops(node: fx.Node) -> int:
-    """Multiply-adds counted as two, by PyTorch's own formulas; 0 where it has none for such a call."""
+    """Floating-point operations (a multiply-add is two) by PyTorch's own formulas; 0 if it has none for the call."""
     packet = node.target.overloadpacket
 
     def value(argument: Any) -> Any:

@@ -1,6 +1,6 @@
-"""What a notebook shows of graphs and plans, small tables in HTML, and the same as text.
+"""Small tables of graphs and plans, as HTML for notebooks and as text.
 
-Invariant: nothing but markup with its style inside, and every text in it is escaped: names come from models and files.
+Invariant: the HTML is only markup with inline style, and every text in it is escaped: names come from models and files.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _LEFT, _RIGHT = "text-align:left", "text-align:right"
 
 
 def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table with a title: its first column are labels, and the others figures."""
+    """A table with a title: the first column has labels, the others have figures."""
     def line(tag: str, cells: Sequence[str]) -> str:
         styles = [_LEFT, *[_RIGHT] * (len(cells) - 1)]
         return "".join(f'<{tag} style="{style}">{escape(cell)}</{tag}>'
@@ -34,7 +34,7 @@ def lines(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str
 
 
 def bytes_(count: int | None) -> str:
-    """Bytes as people read them."""
+    """Bytes in readable form."""
     if count is None:
         return "–"
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
@@ -44,14 +44,14 @@ def bytes_(count: int | None) -> str:
 
 
 def seconds(time: float | None) -> str:
-    """A time as people read it."""
+    """A time in readable form."""
     if time is None:
         return "–"
     return f"{time:.3f} s" if time >= 1 else f"{time * 1e3:.3f} ms"
 
 
 def figures(plan: Any) -> list[tuple[str, str, str]]:
-    """What a plan holds and takes beside what the step does as captured, as rows of a label and two figures."""
+    """A plan's memory and time next to those of the captured step, as rows of a label and two figures."""
     gap = "nothing is proven" if plan.bound_seconds is None else \
         f"{max(plan.seconds - plan.bound_seconds, 0.0) / plan.unplanned_seconds:.2%}" if plan.unplanned_seconds else "–"
     again = plan.recomputed if isinstance(plan.recomputed, int) else len(plan.recomputed)
@@ -71,11 +71,11 @@ HEAD = ("", "planned", "unplanned")
 
 
 def fitted(plan: Any) -> str:
-    """A schedule that `tightfit.fit` found."""
+    """The table of a schedule that `tightfit.fit` found."""
     return table(f"{plan.graph} on {plan.machine}, by {plan.planner}", HEAD, figures(plan))
 
 
 def graph(step: Any) -> str:
-    """A step that was read."""
+    """The table of a step that was read."""
     return table(step.name, (), [("calls", f"{step.nodes:,}"),
                                  ("parameters, optimizer state and batch", bytes_(step.static_bytes))])

@@ -1,4 +1,4 @@
-"""The optimizers a step can end with: their options, the state they keep, their graph operator, and that by PyTorch.
+"""The optimizers a step can end with: their options, state and graph operator, and its implementation in PyTorch.
 
 Invariant: `args` of an optimizer node are the parameter, its gradient, then the states in the order of `states`; the
 learning rate is not part of the node, since the run gives it.

@@ -1,7 +1,7 @@
-"""The `tightfit` program: found, run from Python, and as the command that this package installs.
+"""The `tightfit` program: finds it, runs it from Python, and is the command that this package installs.
 
-Invariant: what the program refuses is an error with the program's own message. `TIGHTFIT_BIN` names the program where
-it is set; else it is the one inside this package; nothing else is searched.
+Invariant: what the program refuses is an error with the program's own message. `TIGHTFIT_BIN` names the program if it
+is set; otherwise it is the one inside this package; nothing else is searched.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .errors import ProgramError
 
 
 def find() -> list[str]:
-    """The words that start the program: what `TIGHTFIT_BIN` names where that is set, else this package's own."""
+    """The words that start the program: what `TIGHTFIT_BIN` names if that is set, else this package's own."""
     named = os.environ.get("TIGHTFIT_BIN")
     if not named:
         return own()
@@ -30,9 +30,9 @@ def find() -> list[str]:
 
 def main() -> int:
     """The command `tightfit`: does what the process's arguments say, and returns the exit code."""
-    from . import _native  # the rest of this file does without
+    from . import _native  # the rest of this file does not need it
 
-    # As other programs are started: Python would handle Ctrl-C only after the program's end.
+    # The default action, as for other programs: Python would handle Ctrl-C only after the program's end.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     _native.starts_by(own())
@@ -45,7 +45,7 @@ def own() -> list[str]:
 
 
 def run(*arguments: str | os.PathLike[str]) -> Any:
-    """The JSON that the program prints, given these arguments. Raises `ProgramError` where it refuses them."""
+    """The JSON that the program prints, given these arguments. Raises `ProgramError` if it refuses them."""
     command = [*find(), *map(os.fspath, arguments)]
     try:
         ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
@@ -65,5 +65,5 @@ def run(*arguments: str | os.PathLike[str]) -> Any:
 
 
 def foreign(verb: str | os.PathLike[str]) -> ProgramError:
-    """The error for a program that ends well and prints something else."""
+    """The error for a program that exits successfully but does not print the expected output."""
     return ProgramError(f"`{' '.join(find())} {verb}` printed something else than this package expects; are both of one version?")

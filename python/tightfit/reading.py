@@ -1,6 +1,6 @@
-"""Files that somebody else may have written: graphs, and the text of a `step.json`.
+"""Reads files that may come from untrusted sources: graphs, and the text of a `step.json`.
 
-Invariant: what is read of one takes no more memory than files of its kind do, whatever it unpacks to or nests.
+Invariant: reading a file takes no more memory than valid files of its kind do, whatever it unpacks to or nests.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ from typing import Any
 
 from . import _native
 
-# Bytes of a graph's text, and what becomes objects of Python out of it, at most: each of the parts takes some 70 bytes. Of
-# the graphs known the largest has 13 MB and 1.3 million parts. What verifies a graph passes over names that it does not
-# know, however much stands there.
+# Most bytes of a graph's text, and most parts of it that become Python objects: each part takes some 70 bytes. The
+# largest known graph has 13 MB and 1.3 million parts. The verifier skips unknown names, however much data they have.
 _MOST_TEXT = 256 << 20
 _MOST_PARTS = 8 << 20
-# Bytes of a `step.json`, as the program reads it.
+# Most bytes of a `step.json`, as in the program.
 _MOST_STEP = 32 << 20
 
 
 def graph(path: Path) -> Any:
-    """What a graph file holds, compressed or not.
+    """The content of a graph file, compressed or not.
 
-    It becomes objects of Python once it was verified. Raises `OSError`, and `GraphFileError` where it is no graph.
+    It is verified before it is parsed into Python objects. Raises `OSError`, and `GraphFileError` if it is no graph.
     """
     content = _whole(path, _MOST_TEXT)
     _native.read_graph(content)
@@ -36,7 +35,7 @@ def graph(path: Path) -> Any:
 
 
 def step(path: Path) -> Any:
-    """What a `step.json` holds. Raises `OSError`, and `ValueError` or `RecursionError` where that is no JSON."""
+    """The content of a `step.json`. Raises `OSError`, and `ValueError` or `RecursionError` if it is not JSON."""
     return json.loads(_whole(path, _MOST_STEP).decode("utf-8"))
 
 

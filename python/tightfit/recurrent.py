@@ -2,9 +2,9 @@
 
 Invariant: PyTorch's tables and switches are afterwards what they were before.
 
-PyTorch 2.15 has two other ways, and neither says what a step does. Its decomposition in Python drops the dropout between
-layers (`_rnn_helper` asks `num_layers < i - 1`); its fused kernel for processors, `mkldnn_rnn_layer`, keeps a buffer for
-the backward pass whose size only the kernel knows.
+PyTorch 2.15 has two other ways, and neither shows what a step does. Its decomposition in Python drops the dropout
+between layers (`_rnn_helper` asks `num_layers < i - 1`); its fused kernel for processors, `mkldnn_rnn_layer`, keeps a
+buffer for the backward pass whose size only the kernel knows.
 """
 
 from __future__ import annotations
@@ -39,6 +39,6 @@ def composed() -> Iterator[None]:
 
 
 def _forget() -> None:
-    """Which kernel serves which tensors is looked up once and kept."""
+    """Clears PyTorch's cache of which kernel serves which tensors."""
     for layer in _LAYERS:
         layer._dispatch_cache.clear()

@@ -24,7 +24,7 @@ _IDENTITIES = {
 
 
 def simplify(captured: Capture) -> None:
-    """Simplifies in place; the capture's own references follow."""
+    """Simplifies in place, and updates the capture's own references."""
     graph = captured.graph
     if captured.tangent is not None:
         _seed_backward(captured)
@@ -81,7 +81,7 @@ def equivalent(node: fx.Node) -> fx.Node | None:
 
 
 def _follow(node: fx.Node, source: fx.Node) -> None:
-    """Views of a copy that is left out become views of what was copied."""
+    """Makes views of a removed copy views of what was copied."""
     copy, original = node.meta["val"], source.meta["val"]
     storage = copy.untyped_storage()._cdata
     if original.untyped_storage()._cdata == storage:
@@ -103,7 +103,7 @@ def _composed(inner: fx.Node, outer: fx.Node) -> list[int]:
 
 
 def shorten(node: fx.Node) -> None:
-    """Lets a view of a view read the first one's source, where that is the same view."""
+    """Makes a view of a view read the first one's source, if that gives the same view."""
     source = node.args[0] if node.args else None
     if not isinstance(source, fx.Node) or source.op != "call_function" or source.target is not node.target:
         return
@@ -115,7 +115,7 @@ def shorten(node: fx.Node) -> None:
 
 
 def _drop_dead(captured: Capture) -> None:
-    """Erases calls nothing uses; random numbers nobody reads are not drawn."""
+    """Erases calls that nothing uses; random numbers that are never read are not drawn."""
     for node in reversed(list(captured.graph.nodes)):
         if node.op in ("placeholder", "output") or node.users:
             continue

@@ -39,16 +39,16 @@ def module_info(
 ) -> dict[str, Any]:
     """Statistics of every module of one training step, as PyTorch's `aggregate_stats` returns them.
 
-    Where PyTorch runs `MemTracker`, `RuntimeEstimator` and `SACEstimator` over a step on an accelerator, this captures
-    the step once, on fake tensors, and computes the statistics from the graph: the model may live on the CPU, on the
-    `meta` device or in a `FakeTensorMode`, and no accelerator is needed.
+    PyTorch runs `MemTracker`, `RuntimeEstimator` and `SACEstimator` over a step on an accelerator; this captures the
+    step once, on fake tensors, and computes the statistics from the graph: the model may live on the CPU, on the `meta`
+    device or in a `FakeTensorMode`, and no accelerator is needed.
 
     `batch` is `(inputs, targets)`. The model is called as `model(inputs)`, or `model(*inputs)` for a tuple or list, or
-    `model(**inputs)` for a dict; the loss is `loss_fn(prediction, targets)`, a scalar. Without `loss_fn` it is what the
-    model says itself (an output with a field `loss`), or the sum of the predicted tensor; `targets` are not read then,
-    and may be `None`. The step is in training mode, without an optimizer.
+    `model(**inputs)` for a dict; the loss is `loss_fn(prediction, targets)`, a scalar. Without `loss_fn` it is the
+    model's own (an output with a field `loss`), or the sum of the predicted tensor; `targets` are not read then, and
+    may be `None`. The step is in training mode, without an optimizer.
 
-    `machine` is the one whose roofline the times are of: `"a100-80gb"`, `"h100-80gb"` or `"cpu"`.
+    `machine` is the one whose roofline predicts the times: `"a100-80gb"`, `"h100-80gb"` or `"cpu"`.
 
     Returns `{"mod_order": …, "mod_stats": […]}`:
 
@@ -56,14 +56,14 @@ def module_info(
     - `mod_stats`: one dict for each module that is called, in forward pre-order, with the keys of PyTorch's `ModStats`.
       Bytes are `int`, milliseconds `float`; `slopes`, `intercepts` and `breakpoints` are lists of `float`, one more
       breakpoint than segments; `tradeoff_curve` is an `OrderedDict` from discard ratio to the share of `sac_runtime`
-      that is recomputed. Of a leaf, all of checkpointing is 0 or empty.
+      that is recomputed. For a leaf, all figures about checkpointing are 0 or empty.
 
-    Names begin with the class of the model, as they do there; the root stands for the whole step, the loss included.
-    Modules that are never called, such as a `ModuleList`, have no statistics, and neither have they there.
-    `doc/theory/modules.md` defines every figure, and lists where it departs from PyTorch's.
+    Names begin with the class of the model, as in PyTorch; the root stands for the whole step, the loss included.
+    Modules that are never called, such as a `ModuleList`, have no statistics, as in PyTorch. `doc/theory/modules.md`
+    defines every figure, and lists where it departs from PyTorch's.
 
-    Raises `ExportError` where the step cannot be captured, and `ProgramError` (an `ExportError`) where the `tightfit`
-    program is not there or refuses the machine.
+    Raises `ExportError` if the step cannot be captured, and `ProgramError` (an `ExportError`) if the `tightfit` program
+    is missing or refuses the machine.
     """
     given.text(machine, "machine")
     program.find()
@@ -90,7 +90,7 @@ def _stats(written: dict[str, Any]) -> dict[str, Any]:
 
 
 def _own_loss(prediction: Any, _targets: Any) -> torch.Tensor:
-    """The loss of a step that gives none: the model's own, or the sum of what it predicts."""
+    """The loss if none is given: the model's own, or the sum of its prediction."""
     own = getattr(prediction, "loss", None)
     if isinstance(own, torch.Tensor):
         return own

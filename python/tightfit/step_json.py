@@ -22,7 +22,7 @@ from .optimizer import Optimizer
 
 FORMAT = "tightfit-step/1"
 WEIGHTS = "weights.safetensors"
-# What a model's `state_dict` has and neither graph reads.
+# File of the tensors that a model's `state_dict` has and neither graph reads.
 REST = "rest.safetensors"
 
 Recipe = dict[str, Any]
@@ -51,7 +51,7 @@ def _is_remainder(value: Any) -> bool:
     return type(every) is int and type(remainder) is int and every > 1 and 0 <= remainder < every
 
 
-# What each field of the data is, in words, and whether a value is that.
+# For each field of the data, its meaning in words, and the test of a value.
 _COUNT = ("a whole number above 0", _is_count)
 _FIELDS = {
     "file": ("a path", lambda value: isinstance(value, str | os.PathLike)),
@@ -91,7 +91,7 @@ def recipes(graphs: list[dict[str, Any]], tensors: dict[str, torch.Tensor],
 
 def state_dict_of(model: nn.Module, names: Iterable[str]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """How the `state_dict` of a model differs from what the graphs read by these names: `tied`, keys whose tensor has
-    another name there, and `foreign`, names that are no keys; and the tensors that no graph reads."""
+    another name in the graphs, and `foreign`, names that are not keys; and the tensors that no graph reads."""
     state = model.state_dict(keep_vars=True)
     known = {id(tensor): name for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
     names = list(names)
@@ -141,7 +141,7 @@ def data_entry(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     for field, (what, holds) in fields.items():
         if not holds(data[field]):
             raise ExportError(f"data field {field!r} is {data[field]!r}; give {what}")
-    path = Path(os.path.normpath(folder.absolute() / data["file"]))  # the folder need not be there yet
+    path = Path(os.path.normpath(folder.absolute() / data["file"]))  # the folder need not exist yet
     if not path.is_file():
         raise ExportError(f"the data file {data['file']!r} is not there: seen from the step's folder it is {path}; "
                           f"{_where_else(data['file'], folder)}")
@@ -152,8 +152,8 @@ def data_entry(data: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def check_batch(data: dict[str, Any], batch: tuple[torch.Tensor, torch.Tensor], of: str) -> None:
-    """Refuses a batch, the argument `of`, that is not what such data gives. Without a batch of its own the evaluation
-    has the example's."""
+    """Refuses a batch, given as the argument `of`, that is not what such data provides. Without a batch of its own the
+    evaluation uses the example's."""
     inputs, targets = batch
     rows = data["batch"] if of == "example_batch" else data.get("evaluation_batch")
     if rows is None:
@@ -172,7 +172,7 @@ def check_batch(data: dict[str, Any], batch: tuple[torch.Tensor, torch.Tensor], 
 
 
 def _where_else(file: str, folder: Path) -> str:
-    """Advice where a data file is not where it is said to be: it may be meant as seen from the working folder."""
+    """Advice if a data file does not exist at its path: the path may have been meant relative to the working folder."""
     if not Path(file).is_file():
         return "write it first, or name the one that there is"
     return f"write {os.path.relpath(Path(file).absolute(), folder.absolute())!r} for the one that lies in this folder"

@@ -1,7 +1,7 @@
-"""An optimizer of `torch.optim` in the words of a step: its kind, its options by parameter, its learning rate.
+"""Describes an optimizer of `torch.optim` in the terms of a step: kind, options by parameter, learning rate.
 
-Invariant: what is accepted updates parameters as PyTorch's optimizer does, but for rounding; whatever the step could
-not express is refused, and the refusal says what to do.
+Invariant: an accepted optimizer updates parameters as PyTorch's does, except for rounding; whatever the step cannot
+express is refused, and the refusal says what to do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from .errors import ExportError
 
 _KNOWN = {torch.optim.AdamW: "adamw", torch.optim.Adam: "adamw", torch.optim.SGD: "sgd"}
 _OPTIONS = {"adamw": ("betas", "eps", "weight_decay"), "sgd": ("momentum", "weight_decay")}
-# Options that change the update, and which a step does not have. `foreach`, `fused` and `capturable` only say how.
+# Options that change the update and that a step does not have, with the values accepted. `foreach`, `fused` and
+# `capturable` only change how it is computed.
 _PLAIN: dict[str, Any] = {"amsgrad": False, "maximize": False, "nesterov": False, "dampening": 0.0}
 _BY_NAME = 'give optimizer="adamw", "sgd" or a dict of one\'s options'
 
@@ -34,10 +35,10 @@ class Described:
 
 
 def described(optimizer: Any, model: nn.Module, learning_rate: float | None, *, execute: bool) -> Described:
-    """What an optimizer, or a class of optimizers with its defaults, says of itself.
+    """The description of an optimizer, or of an optimizer class with its defaults.
 
-    `learning_rate` is what the step gets in place of the optimizer's own. Without `execute` the step is planned and
-    never run: no learning rate and no state is part of its graph.
+    `learning_rate` replaces the optimizer's own. Without `execute` the step is planned and never run: no learning rate
+    and no state is part of its graph.
     """
     if inspect.isclass(optimizer) and optimizer in _KNOWN:
         optimizer = optimizer([nn.Parameter(torch.zeros(1))])
@@ -62,14 +63,14 @@ def described(optimizer: Any, model: nn.Module, learning_rate: float | None, *, 
 
 
 def _check_kind(optimizer: torch.optim.Optimizer) -> None:
-    """Refuses updates that are computed otherwise than the engine's."""
+    """Refuses updates that are computed differently from the engine's."""
     name = type(optimizer).__name__
     if type(optimizer) not in _KNOWN:
         raise ExportError(f"the engine has no {name}; use torch.optim.AdamW or SGD, or export with execute=False and "
                           "optimizer=None, a graph to plan with that ends in gradients")
     for group in optimizer.param_groups:
         for option, plain in _PLAIN.items():
-            # Dampening acts on the momentum alone.
+            # Dampening only affects momentum.
             idle = option == "dampening" and not group.get("momentum")
             if group.get(option, plain) != plain and not idle:
                 raise ExportError(f"{name} has {option}={group[option]!r}, which the engine does not have; build it "
@@ -82,7 +83,7 @@ def _check_kind(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _check_run(optimizer: torch.optim.Optimizer, learning_rate: float | None) -> None:
-    """Refuses what an engine that starts anew, with one learning rate, would not go on with."""
+    """Refuses settings that an engine that starts from scratch, with one learning rate, could not continue with."""
     if optimizer.state:
         raise ExportError(f"this {type(optimizer).__name__} has made updates already, and its state would be lost, "
                           f"since a step starts with a state of zero; give a fresh optimizer, or {_BY_NAME}")
@@ -96,7 +97,8 @@ def _check_run(optimizer: torch.optim.Optimizer, learning_rate: float | None) ->
 
 
 def _by_parameter(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, dict[str, Any]]:
-    """The options of each parameter; every one that is trained has to be in a group, and nothing but the model's."""
+    """The options of each parameter; every trained one has to be in a group, and groups may hold no others than the
+    model's."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     found: dict[str, dict[str, Any]] = {}
     for group in optimizer.param_groups:

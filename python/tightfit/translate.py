@@ -23,16 +23,16 @@ def translate(captured: Capture, name: str, optimizer: Optimizer | None, constan
               keep_unused: bool, decompositions: str = "core") -> dict[str, Any]:
     """The graph document of a capture.
 
-    Tensors that the forward made out of thin air (`torch.tensor([…])`) are lifted as buffers and added to
-    `constants` under their name. Without an optimizer, gradients are outputs. `keep_unused=False` leaves out
-    placeholders that nothing reads. `decompositions` says into which operators calls were taken apart.
+    Tensors that the forward pass creates (`torch.tensor([…])`) are lifted to buffers and added to `constants` under
+    their name. Without an optimizer, gradients are outputs. `keep_unused=False` leaves out placeholders that nothing
+    reads. `decompositions` says into which operators calls were decomposed.
     """
     builder = GraphBuilder(name, {"producer": producer(), "decompositions": decompositions})
     return _Translation(captured, builder, optimizer, constants, keep_unused).run()
 
 
 class _Translation:
-    """The state of one translation: where each captured node's values are."""
+    """The state of one translation: the values of each captured node."""
 
     def __init__(self, captured: Capture, builder: GraphBuilder, optimizer: Optimizer | None,
                  constants: dict[str, torch.Tensor], keep_unused: bool) -> None:
@@ -149,7 +149,7 @@ class _Translation:
 
 
 def _identifier(fqn: str) -> str:
-    """The node name of a tensor; `input` and `target` are the batch's."""
+    """The node name of a tensor; `input` and `target` are reserved for the batch."""
     name = fqn.replace(".", "_")
     return f"{name}_tensor" if name in ("input", "target") else name
 

@@ -1,4 +1,4 @@
-"""Writes tensors into a file of safetensors, from where they lie.
+"""Writes tensors to a safetensors file, directly from their memory.
 
 Invariant: a tensor that is contiguous on the processor, with memory of its own, is written without a copy of it.
 """
@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 
 def writing(tensors: Mapping[str, torch.Tensor]) -> Callable[[Path], None]:
-    """What writes these tensors into a file of a given name."""
+    """A function that writes these tensors to a given path."""
 
     def write(path: Path) -> None:
         try:
@@ -27,7 +27,7 @@ def writing(tensors: Mapping[str, torch.Tensor]) -> Callable[[Path], None]:
 
 
 def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors as the format has them: on the processor, contiguous, none in the memory of another."""
+    """The tensors as the format needs them: on the processor, contiguous, none sharing memory with another."""
     seen: set[int] = set()
     apart = {}
     for name, tensor in tensors.items():

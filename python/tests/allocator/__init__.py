@@ -1,8 +1,8 @@
 """Exact bytes that PyTorch's allocator on the processor has handed out: now, and at most since the last reset.
 
-Invariant: `install` replaces the allocator once for the whole process, before any tensor exists: what was allocated
-earlier is never counted. Measuring is therefore done in a process of its own (`measured.py`). The library is compiled
-on first use into the user's cache folder, under a name made of its source, the compiler and PyTorch's version.
+Invariant: `install` replaces the allocator once for the whole process, before any tensor exists: earlier allocations
+are never counted. Measuring is therefore done in a separate process (`measured.py`). The library is compiled on first
+use into the user's cache folder, under a name derived from its source, the compiler and PyTorch's version.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def compiler() -> str | None:
 
 
 def unavailable() -> str | None:
-    """Why bytes cannot be counted here, for tests to be skipped with; `None` where they can."""
+    """Why bytes cannot be counted here, as the reason for skipping tests; `None` if they can."""
     if sys.platform not in ("linux", "darwin"):
         return f"bytes of PyTorch's allocator are counted on Linux and macOS, not on {sys.platform}"
     if compiler() is None:
@@ -56,7 +56,7 @@ def build(source: Path = SOURCE) -> Path:
     if library.exists():
         return library
     folder.mkdir(parents=True, exist_ok=True)
-    # Several processes may compile at once: each into a file of its own, and the name appears with the whole library.
+    # Several processes may compile at once: each into its own file, which gets the final name when it is complete.
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made = Path(scratch) / library.name
         command += [str(source), "-o", str(made), *link]
@@ -68,8 +68,8 @@ def build(source: Path = SOURCE) -> Path:
 
 
 def place(alloc: int, free: int) -> ctypes.CDLL:
-    """Puts the functions at these addresses in place of c10's allocator. The library's `tightfit_overlaps` says how many
-    blocks they gave out where another one lay, and `tightfit_live` how many bytes are out."""
+    """Puts the functions at these addresses in place of c10's allocator. The library's `tightfit_overlaps` counts the
+    blocks that they handed out where another one lay, and `tightfit_live` the bytes handed out."""
     library = ctypes.CDLL(str(build(PLACING)))
     library.tightfit_place.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     for name in ("live", "overlaps"):
@@ -96,7 +96,7 @@ def _installed() -> ctypes.CDLL:
 
 
 def current() -> int:
-    """Bytes handed out and not yet given back."""
+    """Bytes handed out and not yet freed."""
     return _installed().tightfit_current()
 
 
@@ -111,5 +111,5 @@ def served() -> int:
 
 
 def reset_peak() -> None:
-    """The peak starts again from what is handed out now."""
+    """Resets the peak to what is handed out now."""
     _installed().tightfit_reset_peak()

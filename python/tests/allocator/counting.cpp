@@ -1,7 +1,7 @@
-// The allocator of c10 on the processor, with exact counts of the bytes that were asked for.
+// The allocator of c10 on the processor, with exact counts of the requested bytes.
 //
 // Invariant: every block carries its own size in front of it, so counts need neither a table nor a lock; a block is
-// counted from before its address is handed out until after it came back. `highest` is the largest value that `live`
+// counted from before its address is handed out until after it was freed. `highest` is the largest value that `live`
 // ever had since it was last reset, whichever threads allocate at once.
 
 #include <c10/core/Allocator.h>
@@ -57,7 +57,7 @@ struct Counting final : c10::Allocator {
     std::memcpy(block, &bytes, sizeof bytes);
     grow(bytes);
     void* data = static_cast<char*>(block) + front;
-    // As c10's own allocator does: PyTorch's profiler, where it runs, hears of it.
+    // As c10's own allocator does: reports it to PyTorch's profiler, if that is active.
     c10::profiledCPUMemoryReporter().New(data, bytes);
     return {data, data, &release, device};
   }

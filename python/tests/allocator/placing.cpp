@@ -1,7 +1,7 @@
-// The allocator of c10 on the processor, given out by two functions as PyTorch calls those of CUDA.
+// The allocator of c10 on the processor, backed by two functions that are called as PyTorch calls CUDA's.
 //
-// Invariant: every block that is out is in one table, and a block that overlaps another one which is out is counted,
-// whatever the functions know of each other. A failure of theirs is thrown by them.
+// Invariant: every block handed out is in one table, and a block that overlaps another one in it is counted, whatever
+// the functions know about each other. If they fail, they throw.
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
@@ -17,13 +17,13 @@ namespace {
 using Alloc = void* (*)(std::ptrdiff_t, int, void*);
 using Free = void (*)(void*, std::ptrdiff_t, int, void*);
 
-// The number by which the functions know this computer's own memory.
+// The device number by which the functions know host memory.
 constexpr int host = -1;
 
 Alloc alloc = nullptr;
 Free give_back = nullptr;
 
-// Never destroyed: tensors come back until the process is gone.
+// Never destroyed: tensors are freed until the process has ended.
 auto& mutex = *new std::mutex;
 auto& out = *new std::map<std::uintptr_t, std::size_t>;
 std::int64_t live = 0;
@@ -49,7 +49,7 @@ void release(void* data) {
   }
   std::size_t bytes = 0;
   {
-    // Out of the table before others can be given the place.
+    // Removed from the table before another thread can be given the address.
     const std::lock_guard<std::mutex> guard(mutex);
     const auto found = out.find(reinterpret_cast<std::uintptr_t>(data));
     bytes = found->second;

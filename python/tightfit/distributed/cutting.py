@@ -1,8 +1,8 @@
-"""Takes a model apart into layers that run one after the other, where a plan says that they begin.
+"""Cuts a model into layers that run one after the other, at the points where a plan says that they begin.
 
 Invariant: the layers together call every operator that the model calls, in its order and with its own parameters, in
-training mode and in evaluation mode; what depends on the batch and on constants alone is computed in each layer that reads
-it.
+training mode and in evaluation mode; values that depend only on batch and constants are computed in each layer that
+reads them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..errors import ExportError
 
 
 class Entry(NamedTuple):
-    """A call of a module: the one with so many earlier ones."""
+    """A call of a module, by the number of earlier calls of it."""
 
     module: str
     call: int
@@ -29,9 +29,9 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Calls:
-    """What a layer does in one mode: `run` takes its body and values. `reads` and `makes` are the names of the values that it
-    takes and returns, `overwrites` those of the values that it takes and writes to, and `statistics` the buffers that it
-    writes to."""
+    """What a layer does in one mode: `run` takes the layer's body and the input values. `reads` and `makes` are the
+    names of the values that it takes and returns, `overwrites` those of the values that it takes and writes to, and
+    `statistics` the buffers that it writes to."""
 
     run: Callable[..., tuple[Any, ...]]
     reads: tuple[str, ...]
@@ -41,8 +41,8 @@ class Calls:
 
 
 class Layer(nn.Module):
-    """A run of operator calls, those in training mode and those in evaluation mode; what either reads besides values is in
-    `body`, whichever parameters are put there later."""
+    """A sequence of operator calls in training mode, and one in evaluation mode; both read their parameters, buffers
+    and constants from `body`, where parameters may be replaced later."""
 
     def __init__(self, body: fx.GraphModule, reads: Sequence[str], makes: Sequence[str]) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Layer(nn.Module):
 
     @property
     def calls(self) -> Calls:
-        """What it does in the mode that it is in."""
+        """The calls of the layer's current mode."""
         return self.trained if self.training else self.evaluated
 
     def forward(self, *values: Any) -> tuple[Any, ...]:
@@ -85,7 +85,7 @@ class Answer:
         return list(dict.fromkeys(output for output in self.outputs if isinstance(output, str)))
 
     def of(self, values: Sequence[torch.Tensor]) -> Any:
-        """What the model returns where these are its values, in the order of their names."""
+        """What the model returns if its values are these, in the order of their names."""
         named = dict(zip(self.names, values, strict=True))
         results = [named[output] if isinstance(output, str) else output for output in self.outputs]
         return pytree.tree_unflatten(results, self.structure)
@@ -105,7 +105,7 @@ class Cut:
 def cut(model: nn.Module, inputs: tuple[Any, ...], begins: Iterable[Entry]) -> Cut:
     """The layers of `model`, of which each but the first begins with one of the calls `begins`, in their order.
 
-    Raises `ExportError` where PyTorch cannot trace the model, or where it has no such calls in this order.
+    Raises `ExportError` if PyTorch cannot trace the model, or if it has no such calls in this order.
     """
     try:
         program = torch.export.export(model, inputs, strict=False)
@@ -125,14 +125,14 @@ def cut(model: nn.Module, inputs: tuple[Any, ...], begins: Iterable[Entry]) -> C
     ]
     results = [value.name if isinstance(value, fx.Node) else value for value in output.args[0]]
     arguments = (node.name for node in nodes if node.op == "placeholder")
-    # What is no tensor is a constant of what was traced.
+    # Anything that is not a tensor was traced as a constant.
     given = {name: value for name, value in zip(arguments, pytree.tree_leaves(inputs), strict=True)
              if isinstance(value, torch.Tensor)}
     return Cut(layers, given, Answer(results, program.call_spec.out_spec))
 
 
 def add_evaluation(whole: Cut, model: nn.Module, inputs: tuple[Any, ...], begins: Iterable[Entry]) -> None:
-    """Gives the layers of a model what they call in evaluation mode, and where this cannot be, leaves word of it."""
+    """Gives the layers of a model their calls in evaluation mode; if this is impossible, notes why."""
     if not any(module.training for module in model.modules()):
         whole.evaluated = whole.answer
         return
@@ -150,7 +150,7 @@ def add_evaluation(whole: Cut, model: nn.Module, inputs: tuple[Any, ...], begins
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """All modules in evaluation mode, but nothing is called that may do more than that."""
+    """All modules in evaluation mode, set without calling `eval()`, which a model may have overridden to do more."""
     modes = {module: module.training for module in model.modules()}
     try:
         for module in modes:
@@ -162,7 +162,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _check_places(whole: Cut, other: Cut) -> None:
-    """What training changes is read by the layers that have it in training mode: others may be on another rank."""
+    """Checks that what training changes is read only by layers that have it in training mode, on their rank."""
     holders: dict[int, set[int]] = {}
     changed: set[int] = set()
     for number, layer in enumerate(whole.layers):
@@ -179,8 +179,8 @@ def _check_places(whole: Cut, other: Cut) -> None:
 
 
 def _adopt(layer: Layer, other: Layer) -> None:
-    """Gives a layer the calls of another one, which is the same in evaluation mode, and what only these read. Nothing of the
-    other one is kept: it has parameters of its own, which would stay where others are put into the layer."""
+    """Gives a layer the calls of another one, which is the same layer in evaluation mode, and the values that only
+    these read. Nothing else of the other one is kept: its own parameters would stay when the layer's are replaced."""
     graph = other.body.graph
     for node in graph.nodes:
         if node.op == "get_attr":
@@ -193,7 +193,7 @@ def _adopt(layer: Layer, other: Layer) -> None:
 
 
 def _settled(body: nn.Module, path: str, value: Any) -> str:
-    """The name of a value in `body`, which gets it where it has none of that name; constants of both modes may have one name."""
+    """The name of a value in `body`, added if nothing has it; constants of the two modes may share a name."""
     while True:
         try:
             there = _attribute(body, path)
@@ -214,7 +214,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _is_assertion(node: fx.Node) -> bool:
-    """What only checks what was traced."""
+    """Whether a node only asserts properties of the traced values."""
     is_check = node.target is torch.ops.aten._assert_tensor_metadata.default
     return is_check or node.op == "call_module"
 
@@ -222,7 +222,7 @@ def _is_assertion(node: fx.Node) -> bool:
 def _within(node: fx.Node) -> set[str]:
     """The modules whose calls a node belongs to."""
     stack = node.meta.get("nn_module_stack") or {}
-    # A module that is called again has a number behind its name there.
+    # There, a module that is called again has a number after its name.
     return {path.split("@")[0] for path, _ in stack.values()}
 
 
@@ -254,7 +254,7 @@ def _layers(nodes: list[fx.Node], begins: list[Entry]) -> dict[fx.Node, int]:
 
 
 def _anywhere(traced: fx.GraphModule, nodes: list[fx.Node]) -> set[fx.Node]:
-    """What depends on the batch and on constants alone: pure calls that read nothing that is trained or written."""
+    """Nodes that depend only on batch and constants: pure calls that read nothing trained or written."""
     written = {root for node in nodes for root in writes(node)}
     found: set[fx.Node] = set()
     for node in nodes:
@@ -271,15 +271,15 @@ def _anywhere(traced: fx.GraphModule, nodes: list[fx.Node]) -> set[fx.Node]:
 
 
 def writes(node: fx.Node) -> list[fx.Node]:
-    """What a call writes to: what its arguments are views of."""
-    # Batch norms update these without a word of it in their schemas.
+    """The nodes that a call writes to: the roots of the arguments that it writes."""
+    # Batch norms update these, though their schemas do not say so.
     written = (value for argument, value in _arguments(node)
                if argument.is_write or argument.name in ("running_mean", "running_var"))
     return [_root(value) for value in written]
 
 
 def _root(node: fx.Node) -> fx.Node:
-    """What makes the memory that a value lies in."""
+    """The node that makes the memory that a value lies in."""
     while True:
         shown = [value for argument, value in _arguments(node) if argument.alias_info is not None]
         if node.target is operator.getitem:
@@ -331,7 +331,7 @@ def _values(nodes: list[fx.Node], of_layer: dict[fx.Node, int], anywhere: set[fx
     for value in output.all_input_nodes:
         if value.op == "placeholder":
             continue
-        # The last layer makes what nobody else has to.
+        # The last layer makes what no other layer has to.
         makes[last if value in anywhere else of_layer.get(value, last)].add(value)
         if value in anywhere:
             for other in value.all_input_nodes:
@@ -348,7 +348,7 @@ def _values(nodes: list[fx.Node], of_layer: dict[fx.Node, int], anywhere: set[fx
 def _layer(traced: fx.GraphModule, model: nn.Module, index: int, nodes: list[fx.Node], of_layer: dict[fx.Node, int],
            anywhere: set[fx.Node], made: _Made) -> Layer:
     graph, root = fx.Graph(), nn.Module()
-    # One that is shared has one name, as the model lists it.
+    # A shared parameter has one name, the one that the model lists.
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     here: dict[fx.Node, fx.Node] = {}
     for value in made.reads[index]:

@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 
     from .planning import StagePlan
 
-# What is done with the values that a model's answer to a micro-batch is made of, and with its number.
+# Receives the values of which a model's result for a micro-batch consists, and the micro-batch's number.
 Take = Callable[[tuple[torch.Tensor, ...], int], None]
 
 
 class Evaluation:
-    """This rank's stages in evaluation mode. `answer` is what the model returns then, and `passed` what enters each stage, and
-    leaves the last one. PyTorch's part is made when it is first needed: these messages are others than those of training."""
+    """This rank's stages in evaluation mode. `answer` is what the model returns in that mode, and `passed` what enters
+    each stage and leaves the last one. PyTorch's part is made when first needed: its messages are not those of
+    training."""
 
     def __init__(self, plan: StagePlan, place: Place, answer: Answer, passed: list[tuple[torch.Tensor, ...]]) -> None:
         self.answer = answer
@@ -53,20 +54,20 @@ class Evaluation:
             self._take = None
             for stage in stages:
                 stage.clear_runtime_states()
-            # When it begins, PyTorch drops those of parameters that are sharded.
+            # PyTorch drops the gradients of sharded parameters when it begins.
             for parameter, gradient in gradients:
                 parameter.grad = gradient
 
     def _taken(self, values: tuple[torch.Tensor, ...], number: torch.Tensor) -> torch.Tensor:
         assert self._take is not None and self._made is not None
         self._take(values, int(number))
-        # PyTorch keeps what every micro-batch answers until the end.
+        # Otherwise PyTorch keeps the results of every micro-batch until the end.
         self._made[1][-1].clear_runtime_states()
         return torch.zeros(())
 
 
 class _ForwardStage(RankStage):
-    """Without gradients: PyTorch leaves out backward passes in `eval`, but hands their results to a stage of the same rank."""
+    """Without gradients: in `eval`, PyTorch skips backward passes, but still passes their results on within a rank."""
 
     def get_local_bwd_output(self, mb_index: int) -> Any:
         return ()

@@ -1,7 +1,7 @@
-"""What goes between two stages where PyTorch gives every message a gradient, as its first releases do.
+"""Messages between two stages for releases of PyTorch, the first ones, that give every message a gradient.
 
-Invariant: the next stage reads the numbers that the stage before made, bit for bit; a message without a gradient gets one of
-zeros, which nobody reads.
+Invariant: the next stage reads the numbers that the stage before made, bit for bit; a message without a gradient gets
+one of zeros, which is never read.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch.distributed.pipelining import _utils
 
-# Later releases note of each message whether it has a gradient.
+# Later releases record for each message whether it has a gradient.
 EACH_HAS_A_GRADIENT = not hasattr(_utils, "_TensorMeta")
 
-# Types that can have a gradient, of as many bytes as an element.
+# Types that can have a gradient, by the bytes of an element.
 _OF_BYTES = {2: torch.float16, 4: torch.float32, 8: torch.float64}
 
 
@@ -36,7 +36,7 @@ class Messages:
                 for message, dtype in zip(messages, self._types, strict=True)]
 
     def owing(self, values: Sequence[torch.Tensor], messages: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What a stage made, so that whoever differentiates it gives all messages that it read a gradient."""
+        """What a stage made, wrapped so that differentiating it gives every message that it read a gradient."""
         sealed = [message for message, dtype in zip(messages, self._types, strict=True) if dtype is not None]
         return [_Owing.apply(value, *sealed) if value.requires_grad and sealed else value for value in values]
 
@@ -51,7 +51,7 @@ def _opened(message: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 class _Sealed(torch.autograd.Function):
-    """A value as a message, of which nothing depends on what it was made of."""
+    """A value as a message, cut off from what it was computed from."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
@@ -66,7 +66,7 @@ class _Sealed(torch.autograd.Function):
 
 
 class _Owing(torch.autograd.Function):
-    """The same value, whose gradient is also one of zeros of messages."""
+    """The same value; its backward pass also gives the messages gradients of zeros."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, *messages: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Plans how a model runs on several devices: `tightfit.distributed.plan`.
 
-Invariant: cut, order and recomputation are the compiled planner's; here they are only asked for and applied.
+Invariant: cut, order and recomputation are the compiled planner's; here they are only requested and applied.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 FORMAT = "tightfit-stages/1"
-# Schedules whose backward passes are in one part.
+# Schedules whose backward passes are not split in two.
 _UNDIVIDED = ["1f1b", "interleaved", "gpipe"]
 
 
@@ -38,16 +38,16 @@ _UNDIVIDED = ["1f1b", "interleaved", "gpipe"]
 class StagePlan:
     """How a model is cut into stages, where they lie, in which order they run and what they recompute.
 
-    `placement` has the rank of each stage, `recomputed` for each stage which of its layers are recomputed, `begins` the
-    calls of modules with which layers begin, and `csv` the order as `torch.distributed.pipelining` reads it. `document`
-    is the whole of it, as `tightfit stages --emit torch` writes it.
+    `placement` has the rank of each stage, `recomputed` says for each stage which of its layers are recomputed,
+    `begins` has the calls of modules with which layers begin, and `csv` the order as `torch.distributed.pipelining`
+    reads it. `document` is the whole of it, as `tightfit stages --emit torch` writes it.
     """
 
     document: dict[str, Any]
 
     @staticmethod
     def read(source: str | os.PathLike[str] | Mapping[str, Any]) -> StagePlan:
-        """A plan that `tightfit stages --emit torch -o FILE` wrote. Raises `PlanError` where it is none."""
+        """A plan that `tightfit stages --emit torch -o FILE` wrote. Raises `PlanError` if it is not one."""
         file = None if isinstance(source, Mapping) else path(source, "source")
         try:
             document = dict(source) if file is None else json.loads(file.read_bytes())
@@ -89,11 +89,12 @@ class StagePlan:
 
     def apply(self, model: nn.Module, inputs: Any, loss_fn: Callable[..., torch.Tensor], *,
               mesh: DeviceMesh | None = None) -> Pipeline:
-        """This rank's part of `model`, ready to run in the default process group, or in `mesh`, whose dimension `"pp"` are
-        the ranks of the pipeline and whose dimension `"dp"`, if it has one, those over which FSDP2 shards parameters.
+        """This rank's part of `model`, ready to run in the default process group, or in `mesh`, whose dimension `"pp"`
+        has the ranks of the pipeline and whose dimension `"dp"`, if it has one, those over which FSDP2 shards
+        parameters.
 
         All ranks call this with models of the same weights. `inputs` are those of a micro-batch, a tensor or a tuple of
-        positional arguments; only their shapes count. Raises `ExportError` where the model is not the one planned for.
+        positional arguments; only their shapes matter. Raises `ExportError` if the model is not the one planned for.
         """
         arguments = _positional(inputs)
         whole = cut(model, arguments, self.begins)
@@ -119,19 +120,21 @@ def plan(model: nn.Module, batch: tuple[Any, Any], loss_fn: Callable[..., torch.
          balance: Sequence[int] | Sequence[str] | None = None,
          bandwidth: float | str | None = None, latency: float | str | None = None,
          machine: str | None = None) -> StagePlan:
-    """Plans `model` as a pipeline on `devices`, or on the dimension `"pp"` of `mesh`: which layers lie on which device, in
-    which order these perform what for `microbatches` micro-batches an update, and which layers are recomputed, so that an
-    update takes the least time and no device holds more than `budget` bytes.
+    """Plans `model` as a pipeline on `devices`, or on the dimension `"pp"` of `mesh`: which layers are on which device,
+    in which order each device performs the passes of the `microbatches` micro-batches of an update, and which layers
+    are recomputed, so that an update takes the least time and no device holds more than `budget` bytes.
 
-    `batch` is a micro-batch, `(inputs, target)`, where `inputs` is a tensor or a tuple of the model's positional arguments, and
-    `loss_fn(output, target)` is the mean loss of it. Operators are measured
-    where the model is, or predicted for `machine`, such as `"h100-80gb"`: then the model may be on the meta device.
-    `bandwidth` (bytes per second, or text, `"50GB/s"`) and `latency` (seconds, or `"10us"`) are those of the way from one
-    device to another. `balance` says where to cut: how many children of an `nn.Sequential` each stage has, or, of any model,
-    the names of the modules with whose first calls the stages behind the first one begin. What the optimizer's state takes counts, for all devices of the dimension `"dp"` together.
+    `batch` is a micro-batch: `(inputs, target)`, where `inputs` is a tensor or a tuple of the model's positional
+    arguments, and `loss_fn(output, target)` is its mean loss. Operators are measured on the model's device, or
+    predicted for `machine`, such as `"h100-80gb"`: then the model may be on the meta device. `bandwidth` (bytes per
+    second, or text, `"50GB/s"`) and `latency` (seconds, or `"10us"`) are those of the link between two devices.
+    `balance` says where to cut: how many children of an `nn.Sequential` each stage has, or, for any model, the names of
+    the modules with whose first calls the stages after the first one begin. The optimizer's state counts, for all
+    devices of the dimension `"dp"` together.
 
-    Where there is a process group all of its ranks call this; the first one plans, and tells the others: no two measurements
-    are alike. Raises `TightfitError` where no plan was found that fits, `CompileError` where the model cannot be captured.
+    If there is a process group, all of its ranks call this; the first one plans and sends the plan to the others, since
+    no two measurements are alike. Raises `TightfitError` if no plan was found that fits, `CompileError` if the model
+    cannot be captured.
     """
     as_built(model, "tightfit.distributed.plan")
     if not callable(loss_fn):
@@ -169,7 +172,7 @@ def plan(model: nn.Module, batch: tuple[Any, Any], loss_fn: Callable[..., torch.
 
 
 def _cuts(model: nn.Module, balance: Sequence[int] | Sequence[str]) -> list[str]:
-    """The names of the modules with which the stages behind the first one begin."""
+    """The names of the modules with which the stages after the first one begin."""
     if isinstance(balance, str) or not isinstance(balance, Sequence) or not balance:
         raise OptionError(f"balance= is a list of numbers or of names, at least one, and not {balance!r}")
     if all(isinstance(name, str) for name in balance):
@@ -186,7 +189,7 @@ def _cuts(model: nn.Module, balance: Sequence[int] | Sequence[str]) -> list[str]
 
 
 def _by_the_first(planned: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What the first rank has planned, or refused, on all of them."""
+    """The first rank's plan or refusal, on all ranks."""
     told: list[Any] = [None, None]
     if distributed.get_rank() == 0:
         try:
@@ -194,7 +197,7 @@ def _by_the_first(planned: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         except TightfitError as error:
             told[1] = error
         except Exception as error:
-            # The others would wait for ever.
+            # The others would wait forever.
             told[1] = PlanError(f"the first rank could not plan: {type(error).__name__}: {error}")
             distributed.broadcast_object_list(told)
             raise
@@ -212,7 +215,7 @@ def _capture(model: nn.Module, batch: tuple[Any, Any], loss_fn: Callable[..., to
 
 
 def _fastest(ask: Callable[[str | None], str], model: nn.Module, inputs: Any, schedule: str | None) -> dict[str, Any]:
-    """The fastest plan in the order that was asked for, or in any that PyTorch can run."""
+    """The fastest plan in the requested order, or in any that PyTorch can run."""
     document: dict[str, Any] = json.loads(ask(schedule))
     plan = StagePlan.read(document)
     if "W" not in plan.csv:
@@ -248,8 +251,8 @@ class _WithLoss(nn.Module):
 
 
 def _of_model(graph: dict[str, Any]) -> dict[str, Any]:
-    """The graph with the names that modules have in the model itself, and with gradients as its outputs: what else a loop
-    holds on to is not the pipeline's. What only the backward pass reads is computed in it, as autograd does."""
+    """The graph with the names that modules have in the model itself, and with only gradients as its outputs: whatever
+    else a loop keeps is outside the pipeline. What only the backward pass reads is computed there, as in autograd."""
     def own(name: str) -> str:
         return "" if name == "model" else name.removeprefix("model.")
 
@@ -272,8 +275,8 @@ def _of_model(graph: dict[str, Any]) -> dict[str, Any]:
 
 
 def _settle_passes(nodes: list[dict[str, Any]]) -> None:
-    """Leaves the forward pass what its results and what it writes need. The backward pass begins with the loss: stages that
-    write statistics do not wait for one another."""
+    """Leaves in the forward pass only what its results and its writes need. The backward pass begins with the loss:
+    stages that write statistics do not wait for one another."""
     needed: set[int] = set()
     for index, node in reversed(list(enumerate(nodes))):
         if node["op"] == BARRIER:
@@ -305,8 +308,7 @@ def _of_rows(values: Any, what: str) -> None:
 
 
 def _state(model: nn.Module, optimizer: Any) -> float:
-    """Bytes of each element of a parameter, on average: itself, and where it is trained its gradient and what the optimizer
-    keeps."""
+    """Average bytes per element of a parameter, with its gradient and optimizer state if it is trained."""
     parameters = list(model.parameters())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     kept = 0 if optimizer is None else state_bytes(optimizer, trained)

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 class Pipeline:
     """This rank's stages of a model, and the order in which they run.
 
-    `stages` are modules: give their parameters, `parameters()`, to an optimizer, and call `step` where a loop calls
-    forward and backward pass. `evaluate` and `predict` are in evaluation mode, whichever mode the stages are in.
+    `stages` are modules: give their parameters, `parameters()`, to an optimizer, and call `step` where a loop runs the
+    forward and the backward pass. `evaluate` and `predict` use evaluation mode, whichever mode the stages are in.
     """
 
     def __init__(self, plan: StagePlan, cut: Cut, loss_fn: Callable[..., torch.Tensor], mesh: DeviceMesh | None) -> None:
@@ -52,7 +52,7 @@ class Pipeline:
         mine = [stage for stage, rank in enumerate(plan.placement) if rank == self.rank]
         self.stages = {stage: every[stage] for stage in mine}
         self._shared = _shared(plan, every, self.rank, group)
-        # Who has to agree that a batch is one.
+        # The groups of ranks that have to agree that a batch is valid.
         self._groups = [group]
         if mesh is not None and mesh.mesh_dim_names is not None and "dp" in mesh.mesh_dim_names:
             self._groups.append(mesh["dp"].get_group())
@@ -69,20 +69,20 @@ class Pipeline:
             return loss_fn(answer.of(values), self._targets[int(number)]) / plan.microbatches
 
         self._runtime, _ = runtime(plan, place, passed, share)
-        # What it has of a model, or why it has none.
+        # The model in evaluation mode, or the reason why there is none.
         self._evaluation = Evaluation(plan, place, evaluated, passed_then) if isinstance(evaluated, Answer) else evaluated
 
     def step(self, inputs: Any = None, target: Any = None) -> torch.Tensor | None:
-        """Forward and backward pass of all micro-batches. `inputs` are those of the whole batch, which is divided along its
-        first dimension, and count on the rank of the first stage; `target`, a tensor or a structure of such, is divided so
-        too and counts on that of the last one, which answers the mean of the losses of the micro-batches. Other ranks answer
-        `None`. Raises `OptionError` where the batch is not one of as many micro-batches like the one that the pipeline was
-        made for; every rank refuses what one of them does."""
+        """Forward and backward pass of all micro-batches. `inputs` are those of the whole batch, which is divided along
+        its first dimension; only the first stage's rank uses them. `target`, a tensor or a structure of tensors, is
+        divided likewise and used only by the last stage's rank, which returns the mean of the losses of the
+        micro-batches. Other ranks return `None`. Raises `OptionError` if the batch does not consist of this many
+        micro-batches like the one that the pipeline was made for; if one rank refuses a batch, all do."""
         arguments, self._targets = self._parts(inputs, target)
         for stage in self.stages.values():
             if not stage.training:
                 stage.train()
-        # What earlier steps left there was summed then.
+        # Gradients left by earlier steps were summed in those steps.
         earlier = [parameter.grad for parameter, _ in self._shared]
         for parameter, _ in self._shared:
             parameter.grad = None
@@ -102,8 +102,8 @@ class Pipeline:
         return torch.stack([loss.detach() for loss in losses]).sum() if self._last else None
 
     def evaluate(self, inputs: Any = None, target: Any = None) -> torch.Tensor | None:
-        """What `step` answers, in evaluation mode and without gradients: dropout is off, and batch norms read their statistics.
-        Nothing is left behind. Raises `ExportError` where the model could not be traced in evaluation mode."""
+        """What `step` returns, in evaluation mode and without gradients: dropout is off, and batch norms read their
+        statistics. No state changes. Raises `ExportError` if the model could not be traced in evaluation mode."""
         evaluation = self._evaluated()
         arguments, targets = self._parts(inputs, target)
         losses: list[torch.Tensor] = []
@@ -115,9 +115,10 @@ class Pipeline:
         return torch.stack(losses).sum() if self._last else None
 
     def predict(self, inputs: Any = None) -> Any:
-        """What the model returns for the whole batch, in evaluation mode and without gradients, on the rank of the last stage;
-        other ranks answer `None`. Tensors of the micro-batches are joined along their first dimension, and numbers, which have
-        none, become a tensor with one of each micro-batch. Raises `ExportError` as `evaluate` does."""
+        """What the model returns for the whole batch, in evaluation mode and without gradients, on the last stage's
+        rank; other ranks return `None`. Tensors of the micro-batches are joined along their first dimension, and
+        scalars, which have none, become a tensor with one element per micro-batch. Raises `ExportError` like
+        `evaluate`."""
         evaluation = self._evaluated()
         arguments, _ = self._parts(inputs, None)
         whole: list[torch.Tensor] = []
@@ -138,13 +139,13 @@ class Pipeline:
         return self._evaluation
 
     def _parts(self, inputs: Any, target: Any) -> tuple[tuple[torch.Tensor, ...], list[Any]]:
-        """What the first stage is called with, and the targets of the micro-batches. Each rank looks at what counts there; if
-        one went on without the others, it would take the next batch's activations for this one's."""
+        """The first stage's arguments, and the targets of the micro-batches. Each rank checks what it uses; if one went
+        on without the others, it would take the next batch's activations for this one's."""
         arguments, targets, refusal = (), [], None
         try:
             arguments = self._arguments(inputs)
             targets = _divided(target, self._microbatches) if self._last else []
-        except Exception as error:  # noqa: BLE001: the others are told of it first
+        except Exception as error:  # noqa: BLE001: the others are told first
             refusal = error
         is_refused = torch.tensor(int(refusal is not None), device=self._place.device)
         for group in self._groups:
@@ -156,7 +157,7 @@ class Pipeline:
         return arguments, targets
 
     def _arguments(self, inputs: Any) -> tuple[torch.Tensor, ...]:
-        """What the first stage is called with, of all micro-batches."""
+        """The first stage's arguments, for all micro-batches."""
         if not self._first:
             return ()
         arguments = tuple(leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor))
@@ -174,7 +175,7 @@ class Pipeline:
 
 
 def _divided(target: Any, parts: int) -> list[Any]:
-    """The targets of the micro-batches; what is no tensor is that of each of them."""
+    """The targets of the micro-batches; anything that is not a tensor is the same for each of them."""
     leaves, structure = pytree.tree_flatten(target)
     columns = []
     for leaf in leaves:
@@ -186,7 +187,7 @@ def _divided(target: Any, parts: int) -> list[Any]:
 
 
 def _like(arguments: tuple[torch.Tensor, ...], given: tuple[torch.Tensor, ...], parts: int) -> None:
-    """PyTorch would send tensors of other shapes than ranks expect, for which they wait for ever."""
+    """Refuses other shapes: PyTorch would send tensors that ranks do not expect, and they would wait forever."""
     if len(arguments) != len(given):
         raise OptionError(f"the pipeline was made for {len(given)} input tensors, and this batch has {len(arguments)}")
     for argument, example in zip(arguments, given, strict=True):
@@ -199,13 +200,13 @@ def _like(arguments: tuple[torch.Tensor, ...], given: tuple[torch.Tensor, ...], 
 
 
 def _passed(stages: list[Stage], cut: Cut) -> list[tuple[torch.Tensor, ...]]:
-    """What enters each stage, and what leaves the last one, without memory of their own: so no rank has to run a stage on
-    numbers that mean nothing in order to find out. Makes the messages between stages what PyTorch's release can pass on."""
+    """What enters each stage, and what leaves the last one, as tensors without memory: so no rank has to run a stage on
+    meaningless numbers to find the shapes. Makes messages ones that this release of PyTorch can send."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode, torch.enable_grad() if stages[0].training else torch.no_grad():
         passed: list[tuple[torch.Tensor, ...]] = [tuple(mode.from_tensor(value) for value in cut.inputs.values())]
         for stage in stages:
-            # A tensor of one element is computed with, even so.
+            # Even so, tensors of one element are really computed.
             with stage.without_statistics():
                 made = stage(*passed[-1])
             passed.append(_leaves(made))
@@ -222,7 +223,7 @@ def _leaves(values: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
 
 
 def stages_of(plan: StagePlan, cut: Cut) -> list[Stage]:
-    """All stages of a plan, of whichever ranks."""
+    """All stages of a plan, on all ranks."""
     stages: list[Stage] = []
     first = 0
     for layers in plan.recomputed:
@@ -232,9 +233,9 @@ def stages_of(plan: StagePlan, cut: Cut) -> list[Stage]:
 
 
 def undividable(plan: StagePlan, stages: list[Stage]) -> str | None:
-    """Why PyTorch computes gradients of inputs and of weights apart for this plan, and cannot: where nothing before a stage is
-    trained it finds no gradients of its inputs, and with these loses those of its weights; where several operators of a stage
-    read a weight it needs parts of the graph of derivatives again that it has freed."""
+    """Why PyTorch cannot compute gradients of inputs and of weights separately, if the plan has it do so: if nothing
+    before a stage is trained, it finds no gradients of the stage's inputs, and with them loses those of its weights; if
+    several operators of a stage read a weight, it needs parts of autograd's graph again that it has freed."""
     if "W" not in plan.csv:
         return None
     trained = [any(parameter.requires_grad for parameter in stage.parameters()) for stage in stages]
@@ -249,7 +250,7 @@ def undividable(plan: StagePlan, stages: list[Stage]) -> str | None:
 
 
 def _one_owner(stages: list[Stage]) -> None:
-    """What a stage writes in its forward pass no other one has: each would have its own."""
+    """Checks that no other stage has what a stage writes in its forward pass: each would have its own copy."""
     of_stages = [stage.statistics() for stage in stages]
     for writer, (written, _) in enumerate(of_stages):
         for reader, (_, held) in enumerate(of_stages):
@@ -262,7 +263,7 @@ def _one_owner(stages: list[Stage]) -> None:
 
 def _shared(plan: StagePlan, stages: list[Stage], own: int,
             group: Any) -> list[tuple[nn.Parameter, distributed.ProcessGroup]]:
-    """This rank's parameters that others have too, with the group of those; all ranks make all groups."""
+    """This rank's parameters that other ranks have too, with the group of those ranks; all ranks make all groups."""
     owners: dict[int, set[int]] = {}
     parameters: dict[int, nn.Parameter] = {}
     for stage, rank in zip(stages, plan.placement, strict=True):
@@ -284,8 +285,8 @@ def _shared(plan: StagePlan, stages: list[Stage], own: int,
 
 
 def _shard(stages: dict[int, Stage], mesh: DeviceMesh, shares: bool, divides: bool) -> None:
-    """FSDP2: a layer gathers its parameters when it runs. Where backward passes are divided, PyTorch looks for the gathered
-    ones between the parts, so they stay until the end of the step."""
+    """FSDP2: a layer gathers its parameters when it runs. If backward passes are split, PyTorch needs the gathered
+    parameters between the halves, so they stay until the end of the step."""
     if shares:
         raise OptionError("a parameter that several ranks of a pipeline share cannot be sharded too; untie it, or leave dp out")
     for stage in stages.values():

@@ -32,8 +32,8 @@ class Place(NamedTuple):
 def runtime(plan: StagePlan, place: Place, passed: list[tuple[torch.Tensor, ...]],
             loss_fn: Callable[[tuple[torch.Tensor, ...], torch.Tensor], torch.Tensor],
             kind: type[RankStage] | None = None) -> tuple[_PipelineScheduleRuntime, list[PipelineStage]]:
-    """`passed` is what enters each stage, and what leaves the last one. `loss_fn` is called with that and the number of the
-    micro-batch, since PyTorch divides no targets but tensors."""
+    """`passed` is what enters each stage, and what leaves the last one. `loss_fn` is called with the latter and the
+    number of the micro-batch, since PyTorch divides only targets that are tensors."""
     count = len(plan.placement)
     placed = dict(enumerate(plan.placement))
     stages = [
@@ -42,7 +42,7 @@ def runtime(plan: StagePlan, place: Place, passed: list[tuple[torch.Tensor, ...]
     ]
     for stage in stages:
         stage.stage_index_to_group_rank = placed
-    # PyTorch would divide gradients at the end, and one that two stages share twice.
+    # PyTorch would scale gradients at the end, and scale twice those that two stages share.
     made = _PipelineScheduleRuntime(stages, plan.microbatches, loss_fn=loss_fn, scale_grads=False)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "schedule.csv"
@@ -57,5 +57,5 @@ class RankStage(PipelineStage):
     """A stage that sends no message to its own rank."""
 
     def _get_init_p2p_neighbors_ops(self) -> list[distributed.P2POp]:
-        # PyTorch's first releases begin with a message to each neighbour, on the same rank too, for which gloo has no way.
+        # PyTorch's first releases begin with a message to each neighbour, even on one rank, which gloo cannot send.
         return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]

@@ -1,7 +1,7 @@
 """One stage of a pipeline: layers that run one after the other on one rank.
 
-Invariant: what later stages read goes through each stage between, so every message is one from a stage to the next; a layer
-that is recomputed finds the statistics that it found the first time, and leaves those of today alone.
+Invariant: what later stages read goes through each stage between, so every message is from a stage to the next one; a
+recomputed layer sees the statistics of its first run, and leaves the current ones unchanged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .messages import Messages
 
 class Stage(nn.Module):
     """Layers `first` up to `end` of a cut model; `recomputed` says which of them keep no activations. Takes and returns
-    tensors: the last stage those that `Cut.answer` is made of."""
+    tensors: the last stage returns those that make up `Cut.answer`."""
 
     def __init__(self, cut: Cut, first: int, end: int, recomputed: Sequence[bool]) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Stage(nn.Module):
 
     @property
     def way(self) -> Way:
-        """What enters and leaves it in the mode that it is in."""
+        """What enters and leaves the stage in its current mode."""
         return self._trained if self.training else self._evaluated
 
     def forward(self, *arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -61,7 +61,7 @@ class Stage(nn.Module):
 
     @contextmanager
     def without_statistics(self) -> Iterator[None]:
-        """Leaves the buffers alone that its forward pass writes to, while it is entered."""
+        """Within it, the forward pass leaves the buffers that it writes to unchanged."""
         with ExitStack() as stack:
             for layer in self._layers():
                 stack.enter_context(_AsBefore(layer))
@@ -93,7 +93,7 @@ class Stage(nn.Module):
 
 
 def _reads(body: fx.GraphModule) -> Counter[str]:
-    """How many calls read each attribute, through what is computed of it alone."""
+    """Number of calls that read each attribute, directly or through values computed from it alone."""
     count: Counter[str] = Counter()
     of: dict[fx.Node, str] = {}
     for node in body.graph.nodes:
@@ -102,7 +102,7 @@ def _reads(body: fx.GraphModule) -> Counter[str]:
         elif node.op == "call_function":
             read = {of[value] for value in node.all_input_nodes if value in of}
             if len(read) == 1 and all(value in of for value in node.all_input_nodes):
-                # One that is read by several counts for each of these.
+                # A value that several calls read counts once for each.
                 of[node] = read.pop()
             else:
                 count.update(read)
@@ -122,9 +122,9 @@ def evaluating(stages: Iterable[Stage]) -> Iterator[None]:
 
 @dataclass
 class Way:
-    """The names of what enters a stage in one mode and of what leaves it; `copied` says what the stage writes to of that which
-    enters; `received` and `sent` are what comes from the stage before and goes to the next one, where that is not the values
-    themselves."""
+    """The names of what enters a stage in one mode and of what leaves it; `copied` says which of its inputs the stage
+    writes to; `received` and `sent` convert the messages from the stage before and to the next one, if these are not
+    the values themselves."""
 
     enters: list[str]
     leaves: list[str]
@@ -141,7 +141,7 @@ def _way(inputs: list[str], calls: list[Calls], answer: Answer, first: int, end:
 
 
 def _crossing(inputs: list[str], calls: list[Calls], answer: Answer, at: int) -> list[str]:
-    """What is there before layer `at` and is read by it or by later ones."""
+    """Values that exist before layer `at` and are read by it or by later layers."""
     there = dict.fromkeys(inputs)
     for call in calls[:at]:
         there.update(dict.fromkeys(call.makes))
@@ -151,8 +151,8 @@ def _crossing(inputs: list[str], calls: list[Calls], answer: Answer, at: int) ->
 
 
 class _Edge(torch.autograd.Function):
-    """The same numbers in the same memory, in row-major order, as their gradient is: what messages are. PyTorch takes what
-    a stage returns off the graph of derivatives in place, so that must not be what the stage keeps for itself."""
+    """The same numbers in the same memory, in row-major order, as their gradient is: the form of messages. PyTorch
+    detaches a stage's results from autograd's graph in place, so they must not be what the stage keeps for itself."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
@@ -168,13 +168,13 @@ def _at_the_edge(value: torch.Tensor) -> torch.Tensor:
 
 
 def _contexts(layer: Layer) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """What surrounds the forward pass of a layer, and its recomputation."""
+    """The contexts of a layer's forward pass and of its recomputation."""
     return nullcontext(), _AsBefore(layer)
 
 
 class _AsBefore(AbstractContextManager[None]):
-    """The statistics of a layer as they are now, each time that it is entered, and behind it those of then. They have memory of
-    their own meanwhile, since derivatives of other micro-batches may have kept that of the buffers."""
+    """Within it, a layer has the statistics of the time when this object was made; afterwards, those that it had on
+    entry. They have separate memory, since autograd may have saved the buffers for other micro-batches."""
 
     def __init__(self, layer: Layer) -> None:
         self._body = layer.body

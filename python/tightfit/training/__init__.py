@@ -1,4 +1,4 @@
 """Training loops that are the user's own, run by PyTorch within a budget of bytes.
 
-Invariant: the loop stays PyTorch's; what this package adds is what a forward and a backward pass keep and compute again.
+Invariant: the loop stays PyTorch's; this package only changes what the two passes keep and recompute.
 """

@@ -1,8 +1,8 @@
 """Planned addresses: a step's allocations, recorded, laid out in one slab, and replayed.
 
-Invariant: with them a budget bounds the bytes that are *reserved* of a device: the slab, and the blocks beside it. The
-allocator is this package's for the whole process, or an exception says why it cannot be; a step whose slab and what
-lies beside it are more than the budget does not begin.
+Invariant: with them a budget bounds the bytes that are *reserved* on a device: the slab, and the blocks outside it. The
+allocator is this package's for the whole process, or an exception says why it cannot be; a step whose slab and outside
+blocks exceed the budget does not begin.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..errors import AllocationError, BudgetExceeded, CompileError
 if TYPE_CHECKING:
     from .ledger import Pending
 
-# How many steps are recorded where no two in a row agree.
+# Number of steps that are recorded if no two in a row agree.
 _RECORDED = 8
 _REMAINS = ("without addresses=True the plan's calls run in the plan's order, and the budget bounds the bytes that PyTorch's "
             "allocator hands out, not those that it reserves")
@@ -30,12 +30,12 @@ _is_installed = False
 
 
 def install() -> None:
-    """Makes this package's allocator that of CUDA, for the whole process. Raises `CompileError` where it is too late."""
+    """Makes this package's allocator that of CUDA, for the whole process. Raises `CompileError` if it is too late."""
     global _is_installed
     if _is_installed or not torch.cuda.is_available():
         return
     try:
-        _native.Addresses(-1)  # says so where a step could not be stopped
+        _native.Addresses(-1)  # raises if a step could not be stopped
         if torch.cuda.is_initialized():
             raise RuntimeError("CUDA has started")
         replace_allocator()
@@ -60,24 +60,24 @@ def replace_allocator() -> None:
 
 @dataclass(eq=False)
 class Course:
-    """What is known of the allocations of one plan: the last recording, and where they lie once two agree."""
+    """What is known about the allocations of one plan: the last recording, and their placement once two agree."""
 
     last: _native.Trace | None = None
     placement: _native.Placement | None = None
     recorded: int = 0
-    # Gradients that were there in the forward pass, and gone in the backward pass.
+    # Gradients that existed in the forward pass and were gone in the backward pass.
     gone: frozenset[int] = frozenset()
     is_warned: bool = False
 
     def add(self, trace: _native.Trace, gone: frozenset[int]) -> None:
-        """One more step was recorded."""
+        """Adds the recording of one more step."""
         self.recorded += 1
         self.gone = gone
         self.placement = None if self.last is None else _native.lay_out(self.last, trace)
         self.last = trace if self.placement is None else None
 
     def forget(self) -> None:
-        """The step does other things than it was recorded to do: it is to be recorded anew."""
+        """The step no longer does what was recorded: it has to be recorded again."""
         self.last = self.placement = None
         self.recorded = 0
 
@@ -93,24 +93,25 @@ class Slab:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.native = _native.Addresses(device.index if device.type == "cuda" else -1)
-        # The number of the step that was begun last, and of that which the last call belongs to: 0 for a call beside it.
+        # The number of the last step that began, and of the last call's step: 0 for a call outside of it.
         self.step = 0
         self.call = 0
-        # What that step is replayed by, or recorded for: then with its passes and the gradients that it found gone.
+        # The course that replays that step, or that it is recorded for, with its passes and the gradients found gone.
         self._replayed: Course | None = None
         self._recorded: tuple[Course, int] | None = None
         self._gone: frozenset[int] = frozenset()
-        # Its forward pass, while the backward pass may come.
+        # Its forward pass, as long as the backward pass may still come.
         self._awaited: Callable[[], Pending | None] = lambda: None
-        # What lies in the slab was put there by this one.
+        # The course whose replay put the present contents into the slab.
         self._last_replayed: Course | None = None
-        # A process that ends needs no slab to go.
+        # At exit the slab need not be freed.
         weakref.finalize(self, _release, self.native, device).atexit = False
 
     def begin(self, course: Course, passes: int, budget: int | None, planned: int, own: int) -> int:
-        """A step of so many passes begins, or a call beside the one that is under way. It holds `planned` bytes in all where
-        it is not placed, of which it makes `own`. Returns 0, or by how many bytes its addresses are too many for the budget:
-        then it has not begun. Raises `BudgetExceeded` where what lies in the slab leaves no room; all goes on as before."""
+        """Begins a step of this many passes, or a call during the step that is under way. If it is not placed, it holds
+        `planned` bytes in all, of which it makes `own`. Returns 0, or the bytes by which its addresses exceed the
+        budget: then it has not begun. Raises `BudgetExceeded`, with nothing changed, if what lies in the slab leaves no
+        room."""
         now = self.native.counters()
         is_under_way = self._is_under_way()
         if is_under_way and passes == 1:
@@ -122,7 +123,7 @@ class Slab:
             self._refuse(budget, now["slab"] + planned, now["held"])
         self._end()
         if now["held"] and not is_under_way and self._last_replayed is not None:
-            # What the last step left there outlasts it.
+            # What the last step left in the slab outlives that step.
             self._last_replayed.forget()
         placement = course.placement
         if placement is None:
@@ -140,15 +141,15 @@ class Slab:
         return 0
 
     def awaits(self, pending: Pending) -> None:
-        """The forward pass of the step that was begun last is through."""
+        """The forward pass of the last step that began has finished."""
         if pending.begun == self.step:
             self._awaited = weakref.ref(pending)
 
     def goes_on(self, step: int, gone: frozenset[int], budget: int | None) -> bool:
-        """Whether the backward pass of a step is replayed in the slab. Gradients that are `gone` were there in its forward
-        pass.
+        """Whether the backward pass of a step is replayed in the slab. The gradients `gone` existed in its forward pass
+        and no longer do.
 
-        Raises `BudgetExceeded` where something came since that was not there when the step was recorded.
+        Raises `BudgetExceeded` if too much has appeared since then that did not exist when the step was recorded.
         """
         if step != self.step:
             return False
@@ -175,7 +176,7 @@ class Slab:
 
     @contextlib.contextmanager
     def window(self, step: int, *, is_backward: bool) -> Iterator[None]:
-        """One pass of a step, on the calling thread. What is no pass of the step that was begun last is left alone."""
+        """One pass of a step, on the calling thread. A pass of any step but the last one that began is left alone."""
         if step != self.step:
             yield
             return
@@ -197,14 +198,14 @@ class Slab:
         try:
             self.native.close()
         except AllocationError:
-            # It made fewer allocations than it was recorded with, which did no harm.
+            # It made fewer allocations than were recorded, which does no harm.
             if self._replayed is not None:
                 self._replayed.forget()
             self._abandon()
 
     def make_room(self) -> None:
-        """Before operators are measured: the step that was begun last is over, and its slab goes, if it is empty; one that
-        is under way stays where it is, and is not recorded."""
+        """Called before operators are measured: ends the last step, and frees its slab if that is empty; a step that is
+        under way stays where it is, and is not recorded."""
         if self._is_under_way():
             self._recorded = None
             return
@@ -218,17 +219,17 @@ class Slab:
         return pending is not None and pending.begun == self.step and pending.saved is not None
 
     def _abandon(self) -> None:
-        """The step that was begun last has lost its addresses: what comes of it lies beside the slab."""
+        """The last step loses its addresses: what it still allocates lies outside the slab."""
         self.native.leave()
         self._replayed = self._recorded = None
         self.step += 1
 
     def _end(self) -> None:
-        """The step that was begun last is over."""
+        """Ends the last step."""
         trace = self.native.leave()
         if self._recorded is not None and trace is not None:
             course, passes = self._recorded
-            # A forward pass whose backward pass never came is no step.
+            # A forward pass whose backward pass never came does not count as a step.
             if trace.passes == passes:
                 course.add(trace, self._gone)
         self._replayed = self._recorded = None
@@ -249,7 +250,7 @@ class Slab:
         self._recorded = course, passes
 
     def _refuse(self, budget: int | None, needed: int, held: int) -> None:
-        """Refuses a call without the slab, in which something still lies, if there is no room for it beside."""
+        """Refuses a call that cannot use the slab, because something still lies in it, if there is no room outside."""
         if budget is not None and needed > budget:
             raise BudgetExceeded(
                 f"{held:,} bytes of an earlier call still lie where this one is to be placed, and beside them it would make "
@@ -269,7 +270,7 @@ def _resize(native: _native.Addresses, device: torch.device, size: int) -> None:
 
 
 def _release(native: _native.Addresses, device: torch.device) -> None:
-    """The slab of models that are gone goes with them, if it is empty."""
+    """Frees the slab once its models are gone, if it is empty."""
     if not native.counters()["held"]:
         _resize(native, device, 0)
 
@@ -278,7 +279,7 @@ _slabs: weakref.WeakValueDictionary[torch.device, Slab] = weakref.WeakValueDicti
 
 
 def slab_of(device: torch.device) -> Slab:
-    """The slab of a device. Raises `CompileError` where its memory is not given out by this package."""
+    """The slab of a device. Raises `CompileError` if its memory is not allocated by this package."""
     slab = _slabs.get(device)
     if slab is None:
         slab = Slab(device)
@@ -292,7 +293,7 @@ def slab_of(device: torch.device) -> Slab:
 
 
 def too_large(name: str, budget: int, excess: int) -> BudgetExceeded:
-    """The refusal of a step for whose addresses no plan leaves room."""
+    """The refusal of a step for whose addresses no plan leaves enough room."""
     return BudgetExceeded(
         f"a step of {name} would reserve {budget + excess:,} bytes, {excess:,} more than the budget: a slab for what it makes, "
         "and beside it parameters, batch and what outlasts the step; and no plan of fewer bytes was found. Nothing was "
@@ -302,8 +303,8 @@ def too_large(name: str, budget: int, excess: int) -> BudgetExceeded:
 
 
 def peak_of(run: Callable[[], Any], device: torch.device) -> int | None:
-    """The most bytes that a call takes of a CUDA device at once, results included; `None` where PyTorch's own allocator
-    tells."""
+    """The most bytes that a call takes on a CUDA device at once, results included; `None` if PyTorch's own allocator is
+    in use, which reports this itself."""
     if not _is_installed:
         return None
     native = slab_of(device).native

@@ -1,6 +1,7 @@
-"""Which models are taken: as they were built, on one device.
+"""Which models are accepted: as they were built, on one device.
 
-Invariant: what is refused is named, with a way out; where parameters are sharded, with the line that gave the model.
+Invariant: a refusal names what is refused and a way out; if parameters are sharded, also the line of the user's code
+that passed the model.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ _OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 def as_built(model: Any, function: str) -> None:
-    """Refuses what `function` cannot take: no model (`OptionError`), or one that was compiled or sharded
-    (`CompileError`)."""
+    """Refuses what `function` cannot take: something that is not a model (`OptionError`), or a model that was compiled
+    or sharded (`CompileError`)."""
     if not isinstance(model, nn.Module):
         raise OptionError(f"{type(model).__name__} is no torch.nn.Module; give the model itself")
     if isinstance(model, torch._dynamo.OptimizedModule) or model._compiled_call_impl is not None:
@@ -35,7 +36,7 @@ def unsharded(model: nn.Module, function: str) -> None:
     sharded, modules = sys.modules.get("torch.distributed.fsdp"), list(model.modules())
     kinds = (("FSDPModule", "FSDP2 (fully_shard)"), ("FullyShardedDataParallel", "FSDP"))
     inside = (call for kind, call in kinds if any(isinstance(module, getattr(sharded, kind, ())) for module in modules))
-    # FSDP marks the modules that it is around.
+    # FSDP marks the modules that it wraps.
     around = ("FSDP" for module in modules if getattr(module, "_is_fsdp_managed_module", False))
     if (call := next(chain(inside, around), None)) is not None:
         raise CompileError(
@@ -45,7 +46,7 @@ def unsharded(model: nn.Module, function: str) -> None:
 
 
 def _given() -> str:
-    """Where the caller's code gave the model, if that is known."""
+    """The place in the caller's code that passed the model, if it is known."""
     frames = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(_OWN)
               and not frame.filename.startswith(os.path.dirname(torch.__file__) + os.sep)]
     return f", at {frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""

@@ -1,7 +1,7 @@
-"""The backend of `torch.compile`: what Dynamo captured becomes a step that runs within a budget.
+"""The backend of `torch.compile`: turns what Dynamo captured into a step that runs within a budget.
 
 Invariant: a graph is captured raw, without decompositions, so that its operators are those that PyTorch would run; the
-partition is the planner's, and what runs are the plan's functions.
+planner makes the partition, and the plan's functions are what runs.
 """
 
 from __future__ import annotations
@@ -28,17 +28,16 @@ from .normalization import captured
 from .settings import Settings, device_of
 
 
-# How often batches of the same shapes are captured before that is worth a word: training, evaluation, without gradients, in
-# and out of autocast are few.
+# Number of captures of batches of the same shapes after which a warning is given: training, evaluation, no gradients,
+# with and without autocast are fewer.
 _OFTEN = 8
 
 
 class Backend:
-    """Makes a step of each graph that Dynamo captures of a model, and owns them all: what Dynamo and AOTAutograd keep, and
-    they keep it until they are reset, refers to the backend and its steps weakly.
+    """Makes a step of each graph that Dynamo captures of a model, and owns them all: the objects that Dynamo and
+    AOTAutograd keep until they are reset refer to the backend and its steps weakly.
 
-    `model` is where it is known: its tensors that a graph does not use count too. `step` makes its steps, as
-    their class does.
+    `model` is given if known: its tensors that a graph does not use count too. `step` constructs the steps.
     """
 
     def __init__(self, settings: Settings, model: nn.Module | None, name: str, *, step: Callable[..., Step] = Step) -> None:
@@ -46,19 +45,19 @@ class Backend:
         self.name = name
         self.step = step
         self.ledger = ledger = Ledger()
-        # The model knows its backend, and dies when its user lets it go.
+        # A weak reference, since the model refers to its backend and has to die when the user releases it.
         self._model = None if model is None else weakref.ref(model, lambda _: ledger.forget())
         self.steps: list[Step] = []
         self.kinds: Counter[Any] = Counter()
 
     @property
     def entry(self) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
-        """What `torch.compile` is given as its backend."""
+        """The callable that `torch.compile` gets as its backend."""
         own = weakref.ref(self)
         return lambda module, examples: own()(module, examples)
 
     def __call__(self, module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-        """Compiles one graph, as `torch.compile` asks a backend to."""
+        """Compiles one graph, as `torch.compile` requires of a backend."""
         if any(_is_symbolic(example) for example in examples):
             raise CompileError("torch.compile made a size of the batch symbolic, and a plan is for one shape; give "
                                "dynamic=False to torch.compile, call torch._dynamo.reset() if the model was compiled without "
@@ -74,7 +73,7 @@ class Backend:
         tensors = [item for item in examples if isinstance(item, torch.Tensor)]
         device = device_of(tensors)
         outside = _outside(self.model, tensors, device)
-        # Loops call `backward` outside of autocast, and then eager's backward pass casts nothing by itself.
+        # Loops call `backward` outside of autocast, where eager's backward pass makes no automatic casts.
         with torch._functorch.config.patch(backward_pass_autocast="off"), captured():
             if self.settings.fused:
                 from .fused import fused  # it loads Inductor
@@ -90,7 +89,7 @@ class Backend:
         return _with_guards(run, detached) if detached else run
 
     def _count(self, examples: Sequence[Any]) -> None:
-        """Warns where one kind of batch is captured again and again."""
+        """Warns if one kind of batch is captured again and again."""
         kind = tuple((example.shape, example.dtype, example.requires_grad) for example in examples
                      if isinstance(example, torch.Tensor))
         self.kinds[kind] += 1
@@ -103,17 +102,17 @@ class Backend:
 
     @property
     def model(self) -> nn.Module | None:
-        """The model, where it is known."""
+        """The model, if it is known."""
         return None if self._model is None else self._model()
 
     @property
     def calls(self) -> int:
-        """How many forward passes its steps have run."""
+        """Number of forward passes that its steps have run."""
         return sum(step.calls for step in self.steps)
 
 
 class _Compilation:
-    """What AOTAutograd asks for while it compiles one graph; it keeps it."""
+    """The callbacks for AOTAutograd's compilation of one graph; AOTAutograd keeps this object."""
 
     def __init__(self, backend: Backend, arguments: list[Argument], device: torch.device, outside: int,
                  outside_parameters: Sequence[Any]) -> None:
@@ -131,24 +130,24 @@ class _Compilation:
 
     def partition(self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int,
                   **_: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """The forward and the backward pass as AOTAutograd is to see them: between them goes one token."""
+        """The forward and the backward pass as AOTAutograd sees them: one token passes between them."""
         self._made(joint, num_fwd_outputs)
         return _stand_ins(self.step.joint)
 
     def forward(self, module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        """What runs the forward pass."""
-        # No saved tensor is the backward pass's alone: what is saved is the plan's, and may be asked for twice.
+        """The function that runs the forward pass."""
+        # No saved tensor may be donated to the backward pass: they are the plan's, and may be needed twice.
         metadata = TracingContext.get().fw_metadata
         if metadata is not None:
             metadata.bw_donated_idxs = []
         return _boxed(self.step.forward)
 
     def backward(self, module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        """What runs the backward pass."""
+        """The function that runs the backward pass."""
         return _boxed(self.step.backward)
 
     def inference(self, module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        """What runs a graph of which nothing is differentiated."""
+        """The function that runs a graph in which nothing is differentiated."""
         [output] = module.graph.find_nodes(op="output")
         self._made(module, len(output.args[0]))
         return _boxed(self.step.forward)
@@ -200,7 +199,7 @@ def _outside(model: nn.Module | None, examples: list[torch.Tensor], device: torc
 
 
 def _stand_ins(joint: Joint) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Two graphs with the arguments and results of the two passes, and nothing that would be run."""
+    """Two graphs with the arguments and results of the two passes, but no computation."""
     forward, backward = fx.Graph(), fx.Graph()
     given: dict[fx.Node, fx.Node] = {}
     for primal in joint.primals:
@@ -239,7 +238,7 @@ def _result(graph: fx.Graph, result: Any, given: dict[fx.Node, fx.Node]) -> Any:
 
 def _detach_all_but_losses(module: fx.GraphModule) -> list[int]:
     """Detaches the outputs that a loss was computed from: a number that has a gradient. Other outputs may be for a loss
-    outside of the model, and stay. Returns which were detached."""
+    outside of the model, and stay. Returns the indices of the detached ones."""
     [output] = module.graph.find_nodes(op="output")
     results = list(output.args[0])
     differentiable = {index: result for index, result in enumerate(results) if _requires_grad(result)}
@@ -260,7 +259,7 @@ def _detach_all_but_losses(module: fx.GraphModule) -> list[int]:
 
 
 def _behind(nodes: Sequence[fx.Node]) -> set[fx.Node]:
-    """The nodes that some nodes were computed from."""
+    """The nodes from which these nodes were computed."""
     found: set[fx.Node] = set()
     ahead = list(nodes)
     while ahead:
@@ -292,7 +291,7 @@ def _anchor() -> torch.Tensor:
 
 
 class _NotTheLoss(torch.autograd.Function):
-    """An output that was detached: whoever differentiates it is told so."""
+    """An output that was detached: differentiating it raises an error that says so."""
 
     @staticmethod
     def forward(ctx: Any, output: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:

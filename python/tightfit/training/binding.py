@@ -1,6 +1,6 @@
-"""The quickest way to call an operator from Python: PyTorch's own functions and methods take half of what `torch.ops` takes.
+"""The quickest way to call an operator from Python: PyTorch's functions and methods take half the time of `torch.ops`.
 
-Invariant: whatever is chosen was seen to call the same operator with the same arguments; nothing is computed to see it.
+Invariant: the chosen way was observed to call the same operator with the same arguments; observing it computes nothing.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 class Way:
     """A way to call an operator: a method of its first argument, by its name, or a function.
 
-    PyTorch reads numbers more quickly than a list of them. `lists` says what becomes of a list of numbers that stands
-    behind the first argument: it stays as it is (`"kept"`), its numbers stand by themselves (`"spread"`), or its only
-    number does (`"number"`).
+    PyTorch parses numbers more quickly than a list of them. `lists` says what becomes of a list of numbers after the
+    first argument: it stays a list (`"kept"`), its numbers become arguments (`"spread"`), or its only number does
+    (`"number"`).
     """
 
     method: str | None = None
@@ -27,7 +27,7 @@ class Way:
     lists: str = "kept"
 
     def given(self, args: Sequence[Any]) -> list[Any]:
-        """The arguments as they are written, the first one included."""
+        """The arguments as they are passed, the first one included."""
         if self.lists == "kept":
             return list(args)
         return [args[0], *args[1], *args[2:]]
@@ -86,7 +86,7 @@ def quickest(overload: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mappi
                 return way
         except (TypeError, RuntimeError, ValueError, NotImplementedError):
             continue
-    # What `torch.ops` itself calls, without the frame of Python around it.
+    # The function that `torch.ops` itself calls, without the Python frame around it.
     is_plain = type(overload) is torch._ops.OpOverload
     return Way(function=getattr(overload, "_op", overload) if is_plain else overload)
 

@@ -1,8 +1,8 @@
-"""The forward and the backward pass of a plan as two functions of Python.
+"""The forward and the backward pass of a plan as two Python functions.
 
-Invariant: calls stand in the plan's order, one a line, and every tensor is let go behind its last use; so the functions
-hold what the plan's graph says. A call is written over an input where the plan's graph says so. A call that runs again
-draws the random numbers that it drew before, and the generator goes on afterwards as if it had not.
+Invariant: calls are in the plan's order, one per line, and every tensor is freed after its last use; so the functions
+hold what the plan's graph says. A call overwrites an input if the plan's graph says so. A recomputation draws the
+random numbers of its first run, and leaves the generator in the state that it had before.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ class Code:
 
     `forward(arguments)` empties the list of the graph's arguments and returns the outputs and the list of what the
     backward pass needs. `backward(saved, tangents, gradients)` empties the list `saved` and returns the gradients that
-    are results, by the positions of their arguments. The others are added to what `gradients` has for them, which then has
-    the sums; where it has `None`, they become that.
+    are results, by the positions of their arguments. The others are added in place to the tensors that `gradients` has
+    for them; where it has `None`, it gets the gradient.
     """
 
     forward: Callable[[list[Any]], tuple[list[Any], list[Any]]]
     backward: Callable[[list[Any], list[Any], dict[int, torch.Tensor | None]], dict[int, torch.Tensor]] | None
     source: str
-    # The arguments among what is saved, by position, and the bytes of the rest.
+    # The arguments among what is saved, by position, and the bytes of everything else that is saved.
     saved_arguments: tuple[int, ...]
     saved_bytes: int
-    # The outputs that lie in memory which is saved, by position.
+    # The outputs that lie in saved memory, by position.
     saved_outputs: frozenset[int]
-    # What outlasts the step and moves: the position of the argument, whether it is the state of that, and whether the step
+    # Residents that move: the position of the argument, whether it is the optimizer state of that, and whether the step
     # finds it away.
     residents: tuple[tuple[int, bool, bool], ...] = ()
 
@@ -50,9 +50,10 @@ def generate(document: Mapping[str, Any], constants: Mapping[str, torch.Tensor],
              transfers: Transfers | None = None, leave: Callable[[torch.Tensor], Any] | None = None,
              resident: Callable[[torch.Tensor, bool], Any] | None = None, keeps: bool = False) -> Code:
     """The functions of a planned graph. `outputs` are the forward pass's results: `None` stands for a tensor of the
-    graph, and everything else for itself. `update` is what updates a parameter by its gradient and returns it, where
-    that is part of the graph. `transfers` are what the plan moves, `leave` begins to move a tensor to the tier, and `resident`
-    is what moves a parameter, or its state; where the backward pass `keeps` what it starts from, it leaves away what it found away."""
+    graph, and everything else for itself. `update` updates a parameter by its gradient and returns it, if that is part
+    of the graph. `transfers` are the plan's moves, `leave` begins to move a tensor to the tier, and `resident` returns
+    the object that moves a parameter or its state; if the backward pass `keeps` what it starts from, it leaves away
+    what it found away."""
     return _Generator(document, constants, outputs, update, transfers, leave, resident, keeps).run()
 
 
@@ -75,10 +76,10 @@ class _Generator:
         self.described = {value["id"]: value for node in document["nodes"] for value in node["outputs"] if value is not None}
         self.quickest: dict[Any, Way] = {}
         self.shown = {f"argument_{node['args'][1]}" for node in document["nodes"] if node["op"] == SHOWN}
-        # Values that somebody else is given.
+        # Values that leave the functions.
         self.returned = set(document["outputs"]) | {value for node in document["nodes"] if node["op"] == BARRIER
                                                     for value in node.get("inputs", [])}
-        # States of parameters are no tensors of the code: the optimizer has them.
+        # States of parameters are not tensors of the generated code: the optimizer has them.
         states = {node["outputs"][0]["storage"] for node in document["nodes"] if node["name"].startswith("state_")
                   and node["op"] == "placeholder"}
         self.unnamed = {_variable(value["id"]) for value in self.described.values() if value["storage"] in states}
@@ -112,7 +113,8 @@ class _Generator:
                if value is not None and _variable(value["id"]) in saved}
         shared = {index: stored[value["value"]] for index, value in enumerate(owed)
                   if value is not None and stored[value["value"]] in own}
-        # What outputs lie in is saved as a tensor apart, so that it can be told whether the caller still holds them.
+        # A saved value that shares memory with an output is saved as a separate tensor, so that it is detectable
+        # whether the caller still holds the output.
         apart = {_variable(value) for value in needed & made if stored[value] in shared.values()}
         shown = [f"argument_{node['args'][1]}" for node in late if node["op"] == SHOWN]
         saved += list(dict.fromkeys(shown))
@@ -121,7 +123,7 @@ class _Generator:
         text = self._forward(early, placeholders, owed, saved + states, kept + states, border)
         if running[barrier]["outputs"] or late:
             text += "\n\n" + self._backward(late, placeholders, tangents, saved + states, results)
-        # Of an argument a view may be saved instead of itself.
+        # Instead of an argument, a view of it may be saved.
         read = {storage for value, storage in stored.items() if _variable(value) in saved}
         arguments = [int(name.removeprefix("argument_")) for value, name in given.items()
                      if name.startswith("argument_") and stored[value] in read]
@@ -186,7 +188,7 @@ class _Generator:
                 yield f"{_variable(value)} = {self._bound(self.constants[name.removeprefix('constant_')], 'tensor')}"
 
     def _body(self, nodes: list[Mapping[str, Any]], kept: set[str]) -> Iterator[str]:
-        """The calls, and behind each what it was the last to use."""
+        """The calls, each followed by the deletion of what it was the last to use."""
         last: dict[str, int] = {}
         for index, node in enumerate(nodes):
             for variable in map(_variable, _values(node)):
@@ -214,7 +216,7 @@ class _Generator:
                 yield f"del {', '.join(dying[index])}"
 
     def _moved(self, events: Iterable[Event]) -> Iterator[str]:
-        """What moves, by the handle of its storage."""
+        """The lines for moves, by the handle of the storage."""
         for event in events:
             handle = _away(event.copy)
             if event.value is None:
@@ -249,7 +251,7 @@ class _Generator:
         else:
             target = "" if all(output is None for output in outputs) else f"{', '.join(made)}, = "
         if goes_back:
-            # Whatever happens, nobody is given random numbers that were drawn before.
+            # Even if the call fails, the generator must not repeat numbers that were already drawn.
             yield f"try: go_back({state}); {target}{call}"
             yield "finally: go_on(now); del now"
         else:
@@ -258,7 +260,7 @@ class _Generator:
             yield "del unread"
 
     def _device(self, node: Mapping[str, Any]) -> str:
-        """A tensor on the device whose generator a call draws from, or the call's device."""
+        """An expression for the device whose generator a call draws from: of a tensor it reads, or the call's."""
         read = _values(node)
         if read:
             return f"{_variable(read[0])}.device"
@@ -275,12 +277,12 @@ class _Generator:
         return f"{self._bound(way.function, 'op')}({', '.join(parts)})"
 
     def _overload(self, node: Mapping[str, Any], args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
-        """The operator of a call with its arguments; where the call overwrites one of them, the operator that does."""
+        """The operator of a call with its arguments; if the call overwrites one of them, the operator that does so."""
         if node["op"] == UPDATE and self.update is not None:
             return None, args[:2], kwargs
         name = node["op"]
         if name == "aten._unsafe_view.default" and self.returned.isdisjoint(_made(node)):
-            # The same, which is told apart by nobody but whoever is given the result.
+            # The same operation; only a caller that receives the result could tell the difference.
             name = "aten.view.default"
         overload = calls.overload(name)
         if overload is None:
@@ -293,7 +295,7 @@ class _Generator:
 
     def _quickest(self, overload: torch._ops.OpOverload | None, args: Sequence[Any],
                   kwargs: Mapping[str, Any]) -> Way:
-        """How an operator is called with arguments of these kinds; the update of a parameter is none."""
+        """How an operator is called with arguments of these kinds; the update of a parameter is not an operator."""
         if overload is None:
             return Way(function=self.update)
         key = overload, self._kinds(args), self._kinds(list(kwargs.items()))
@@ -302,7 +304,7 @@ class _Generator:
         return self.quickest[key]
 
     def _kinds(self, item: Any) -> Any:
-        """What decides which operator a call with such an argument is."""
+        """The part of an argument that decides which operator a call resolves to."""
         if isinstance(item, (list, tuple)):
             return tuple(self._kinds(one) for one in item)
         if isinstance(item, _Named):
@@ -311,7 +313,7 @@ class _Generator:
         return item if isinstance(item, str) else type(item)
 
     def _like(self, item: Any) -> Any:
-        """The same with tensors that have no memory."""
+        """The same argument, its tensors without memory."""
         if isinstance(item, dict):
             return {key: self._like(one) for key, one in item.items()}
         if isinstance(item, list):
@@ -345,7 +347,7 @@ class _Generator:
     def _compiled(self, text: str, arguments: tuple[int, ...], size: int,
                   shared: frozenset[int]) -> Code:
         name = f"<tightfit {self.document['name']} {id(self):x}>"
-        # A traceback shows the line.
+        # Lets tracebacks show the line.
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
         exec(compile(text, name, "exec"), self.names)  # noqa: S102
         residents = tuple((*_position(name), is_away) for name, is_away in self.transfers.residents.values())
@@ -364,7 +366,7 @@ def _variable(value: int) -> str:
 
 
 def _position(name: str) -> tuple[int, bool]:
-    """Of a placeholder that outlasts the step the position of its argument, and whether it is the state of that."""
+    """For a placeholder that outlives the step: the position of its argument, and whether it is the state of that."""
     kind, _, index = name.partition("_")
     return int(index), kind == "state"
 
@@ -382,7 +384,7 @@ def _state_named(name: str) -> str:
 
 
 def _values(node: Mapping[str, Any]) -> list[int]:
-    """What a call reads, and what it makes: both are let go behind it, if nobody uses them later."""
+    """What a call reads, and what it makes: both are deleted after it, if nothing uses them later."""
     return list(dict.fromkeys([*node.get("inputs", []), *_made(node)]))
 
 
@@ -395,12 +397,12 @@ def _read(nodes: list[Mapping[str, Any]]) -> set[int]:
 
 
 def _add(there: torch.Tensor | None, gradient: torch.Tensor) -> torch.Tensor:
-    """A gradient added to what is there; where nothing is, it is kept in memory of its own."""
+    """Adds a gradient in place to an existing one; if there is none, copies it to memory of its own."""
     return gradient.clone() if there is None else there.add_(gradient)
 
 
 def _state_of(device: torch.device) -> torch.Generator:
-    """PyTorch's generator of a device as it is now."""
+    """A copy of PyTorch's generator of a device in its present state."""
     return _generator(device).clone_state()
 
 
@@ -412,15 +414,15 @@ def _generator(device: torch.device) -> torch.Generator:
 
 
 def _now_of(state: torch.Generator) -> torch.Generator:
-    """The generator of a state's device as it is now."""
+    """A copy of the generator of a state's device in its present state."""
     return _state_of(state.device)
 
 
 def _go_back(state: torch.Generator) -> None:
-    """Sets the generator of a device back to a state that it had before."""
+    """Resets the generator of a device to an earlier state."""
     _generator(state.device).set_state(state.get_state())
 
 
 def _go_on(now: torch.Generator) -> None:
-    """Lets the generator go on as if it had not been set back."""
+    """Returns the generator to the state that it had before the reset."""
     _generator(now.device).set_state(now.get_state())

@@ -1,7 +1,7 @@
-"""`tightfit.compile`: a model whose forward and backward pass stay within a budget of bytes, in whatever loop.
+"""`tightfit.compile`: a model whose forward and backward pass stay within a budget of bytes, in any training loop.
 
 Invariant: the model is changed in place and stays what it was: its class, its parameters, the keys of its state. A call
-that no plan ran is an exception: nothing falls back to PyTorch's own execution silently.
+that no plan runs raises an exception: nothing silently falls back to PyTorch's own execution.
 """
 
 from __future__ import annotations
@@ -47,52 +47,53 @@ def compile(
 ) -> Module:
     """Makes each forward and backward pass of `model` stay within `budget` bytes, and returns the model.
 
-    `budget` is an `int`, text such as `"6GiB"`, or `"min"` for the smallest that the planner reaches. It counts what the
-    model's device holds during a step: parameters, buffers, gradients, the batch, the optimizer's state, what is saved
-    for the backward pass, and what operators take while they run. Memory that `optimizer.step()` takes for itself is not
-    part of it, nor is what the loop holds that has nothing to do with this model.
+    `budget` is an `int`, text such as `"6GiB"`, or `"min"` for the smallest that the planner reaches. It counts what
+    the model's device holds during a step: parameters, buffers, gradients, the batch, the optimizer's state, what is
+    saved for the backward pass, and what operators take while they run. Not included are memory that `optimizer.step()`
+    takes for itself, and what the loop holds that is unrelated to this model.
 
     The first call with a new shape of batch, or in another mode, captures the model, measures its operators one by one,
     plans, and runs. Later calls run the plan. Gradients are those that PyTorch computes without this, bit for bit:
-    what is computed again is computed by the same operators, with the same random numbers.
+    recomputation uses the same operators and the same random numbers.
 
-    `optimizer` is the optimizer, its class or its name: room is kept for its state before it exists. Without it the
-    state counts from the first step on in which it is there.
+    `optimizer` is the optimizer, its class or its name: room is reserved for its state before it exists. Without it the
+    state counts from the first step in which it exists.
 
-    With a `loss`, a function of the model's output and the targets, model and loss are captured and planned as one, and a call
-    with `targets` returns what the function returns; other calls return the model's output, as ever:
+    With a `loss`, a function of the model's output and the targets, model and loss are captured and planned as one, and
+    a call with `targets` returns what the function returns; other calls return the model's output, as before:
 
         model = tightfit.compile(model, budget="6GiB", loss=functional.cross_entropy)
         loss = model(inputs, targets=targets)     # functional.cross_entropy(model(inputs), targets)
 
-    What a loss outside of the model takes is counted in the first step, and planned for from the second on. In the first step it
-    may take more than the plan, which computes again as much as it can, has left to it; then a warning says so. `loss_memory`
-    is a bound of what such a loss takes between forward and backward pass: with it the first step is planned like any other.
+    The memory of a loss outside of the model is counted in the first step, and planned for from the second on. In the
+    first step it may take more than the plan, which recomputes as much as it can, leaves for it; then a warning says
+    so. `loss_memory` is an upper bound of what such a loss takes between forward and backward pass: with it the first
+    step is planned like any other.
 
     A model that returns a loss has its other outputs detached, which saves the memory of their gradients; with
-    `differentiable_outputs=True` they are not. `deadline` is how many seconds a plan may take to be found.
+    `differentiable_outputs=True` they are not. `deadline` is the number of seconds that the search for a plan may take.
 
     With `fused=True` Inductor runs the plan's partition with fused kernels. Gradients are equal up to rounding, and
-    **the budget is no guarantee**: it decides what is saved. The first steps are measured (`measured_peak` of `plans`),
-    and where they hold more, a warning says so once, and nothing is refused.
+    **the budget is no guarantee**: it only decides what is saved. The first steps are measured (`measured_peak` of
+    `plans`), and if they hold more, a warning says so once, and nothing is refused.
 
-    With `addresses=True` the budget is of the bytes *reserved* of a GPU: PyTorch's allocator is replaced for the whole
-    process, the allocations of a plan's first steps are recorded, and those of all later ones lie at planned addresses in
-    one slab. This has to be asked for before anything is on the GPU; move the model afterwards.
+    With `addresses=True` the budget limits the bytes *reserved* on a GPU: PyTorch's allocator is replaced for the whole
+    process, the allocations of a plan's first steps are recorded, and those of all later ones lie at planned addresses
+    in one slab. This has to be requested before anything is on the GPU; move the model afterwards.
 
-    With `offload`, a size such as `"64GiB"`, what the step holds may also be away while nobody needs it, in so many bytes
-    of another memory: of the host, pinned, where the model is on a GPU, and of a file without a name in the folder for
-    temporary files where it is on a processor. So budgets can be met that no recomputation meets. Parameters and
-    optimizer state stay where they are, as does what the loop is given.
+    With `offload`, a size such as `"64GiB"`, what the step holds may also be moved away while it is not needed, to at
+    most this many bytes of another memory: pinned host memory if the model is on a GPU, or an unnamed file in the
+    folder for temporary files if it is on a processor. So budgets can be met that no recomputation meets. Parameters
+    and optimizer state stay where they are, as does what the loop receives.
 
-    `planner` is who decides what is computed again, by its name in `tightfit plan --planner`: `"auto"` searches, and the
-    others are rules that were published. Of those `"sac"` checkpoints modules, and saves operators under them, as
-    PyTorch's `sac_milp` and its policy decide.
+    `planner` names the planner that decides what is recomputed, as in `tightfit plan --planner`: `"auto"` searches, and
+    the others are published rules. Of those, `"sac"` checkpoints modules, and saves operators within them, as PyTorch's
+    `sac_milp` and its policy decide.
 
-    Raises `OptionError` where an option makes no sense and `CompileError` where the model is compiled already. Calls of
-    the model raise `InfeasibleBudget` where the budget is too small, with the proof, `CompileError` where the model
-    cannot be captured as one graph, `BudgetExceeded` where the loop holds what leaves too little, and `OffloadError`
-    where the other memory does not suffice.
+    Raises `OptionError` if an option makes no sense and `CompileError` if the model is already compiled. Calls of the
+    model raise `InfeasibleBudget` if the budget is too small, with the proof, `CompileError` if the model cannot be
+    captured as one graph, `BudgetExceeded` if what the loop holds leaves too little, and `OffloadError` if the other
+    memory does not suffice.
     """
     if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
         raise CompileError("data parallelism stands around the model already; give tightfit.compile the model inside, "
@@ -114,7 +115,7 @@ def compile(
 
 
 def _can_have(loss: Any, model: nn.Module, differentiable_outputs: bool, loss_memory: Any) -> None:
-    """Refuses what does not go together with `loss`."""
+    """Refuses options that cannot be combined with `loss`."""
     if loss is None:
         return
     if not callable(loss):
@@ -139,7 +140,7 @@ class _WithLoss(nn.Module):
 
 
 def _with_loss(model: nn.Module, loss: Callable[[Any, Any], Any], backend: Backend) -> Any:
-    """What runs a model with its loss by plans of the same backend."""
+    """The function that runs a model with its loss by plans of the same backend."""
     whole = _WithLoss(model, loss)
     whole.compile(backend=backend.entry, dynamic=False, fullgraph=True, **isolated())
     return whole._compiled_call_impl
@@ -149,16 +150,16 @@ def _with_loss(model: nn.Module, loss: Callable[[Any, Any], Any], backend: Backe
 class PlanInfo:
     """One plan of a compiled model.
 
-    `budget` is what was asked for, in bytes, and `None` where that was `"min"`. `peak` are the most bytes that a step
-    holds under the plan, all that the budget counts included, and `unplanned_peak` the same with nothing computed
-    again; `seconds` and `unplanned_seconds` are predicted from measured calls, and no plan within the budget takes
-    less than `bound_seconds` (`None` where nothing is proven). `recomputed` is how many calls run again. `batch` are
-    the shapes of the batch, `accumulates` says that gradients were there when the step began, `trains` that there is
-    a backward pass, and `unmeasured` names the operators that could not be measured, so that what they take while
-    they run is not known. `model` is the name of the model's class. `measured_peak` are the most bytes that the first
-    steps held, where they are measured: with `fused=True`. `slab` are the bytes in which what the step makes has its
-    addresses, once they are planned: with `addresses=True`. `offloaded` are the bytes of the tier that the step
-    needs, and `swapped` says what is away when, the longest free time first: with `offload`.
+    `budget` is the requested one in bytes, or `None` if it was `"min"`. `peak` is the most bytes that a step holds
+    under the plan, including all that the budget counts, and `unplanned_peak` the same with nothing recomputed;
+    `seconds` and `unplanned_seconds` are predicted from measured calls, and no plan within the budget takes less than
+    `bound_seconds` (`None` if nothing is proven). `recomputed` is the number of recomputed calls. `batch` has the
+    shapes of the batch, `accumulates` says that gradients existed when the step began, `trains` that there is a
+    backward pass, and `unmeasured` names the operators that could not be measured, so that what they take while they
+    run is unknown. `model` is the name of the model's class. `measured_peak` is the most bytes that the first steps
+    held, if they are measured: with `fused=True`. `slab` is the size of the slab in bytes, once addresses are planned:
+    with `addresses=True`. `offloaded` is the number of bytes of the tier that the step needs, and `swapped` says which
+    tensors are away and when, the longest free time first: with `offload`.
     """
 
     budget: int | None
@@ -210,7 +211,7 @@ def plans(model: nn.Module) -> list[PlanInfo]:
 
 
 def info(step: Step, plan: Plan, budget: int | None) -> PlanInfo:
-    """The record of a plan that was made for a budget."""
+    """The record of a plan made for a budget."""
     held = plan.held
     return PlanInfo(
         budget, held.peak + plan.beside, held.unplanned_peak + plan.beside, held.seconds,
@@ -253,7 +254,7 @@ class Call:
 
 
 class _Watch:
-    """Counts the state of optimizers once it is there."""
+    """Counts the state of optimizers once it exists."""
 
     models: weakref.WeakKeyDictionary[nn.Module, Backend] = weakref.WeakKeyDictionary()
     handle: Any = None
@@ -261,7 +262,7 @@ class _Watch:
 
     @classmethod
     def over(cls, model: nn.Module, backend: Backend) -> None:
-        """Watches what optimizers keep for a model; one that has made steps before is counted at its next."""
+        """Watches what optimizers keep for a model; one that has already made steps is counted at its next."""
         cls.models[model] = backend
         cls.counted.clear()
         if cls.handle is None:
@@ -269,7 +270,7 @@ class _Watch:
 
     @classmethod
     def stepped(cls, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """An optimizer has made a step: its state is there."""
+        """Called after a step of an optimizer: its state exists."""
         entries = len(optimizer.state)
         if cls.counted.get(optimizer) == entries:
             return

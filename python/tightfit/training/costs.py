@@ -1,8 +1,8 @@
-"""What each call of a step costs on the device that runs it: seconds, and the bytes that it holds meanwhile.
+"""Measures the cost of each call of a step on the device that runs it: seconds, and the bytes that it holds meanwhile.
 
-Invariant: one call's tensors are alive at a time; equal calls (operator, constants, types, shapes, strides) are run once;
-a call may overwrite what nobody but the step itself has, and only where that was tried; what was measured on a device by
-one version of PyTorch with one number of threads is kept in a file for the next start.
+Invariant: the tensors of only one call are alive at a time; equal calls (operator, constants, types, shapes, strides)
+are run once; a call may overwrite only what nothing but the step itself holds, and only if that was tried; measurements
+on a device by one version of PyTorch with one number of threads are kept in a file for the next start.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from .counting import Count, begin_profile, end_profile
 from .inplace import tried
 from .joint import BARRIER
 
-# A call runs until it has taken this many seconds, at least and at most so often. The run that shows what it holds is one
-# of them: what it takes more than others, in calls that are long enough to run no more than twice, is nothing beside them.
+# A call is repeated until it has taken this many seconds, at least and at most this many times. The run that measures
+# its memory is one of these: its extra time is negligible in calls so long that they run no more than twice.
 _SECONDS, _LEAST, _MOST = 0.004, 2, 12
-# What operators raise.
+# Exceptions that operators raise.
 _REFUSALS = (RuntimeError, TypeError, ValueError, LookupError, AssertionError, ArithmeticError)
-# What CUDA's caching allocator rounds sizes up to.
+# Bytes to whose multiples CUDA's caching allocator rounds sizes up.
 _BLOCK = 512
-# The largest workspaces that cuBLAS and cuBLASLt have by default, where PyTorch does not tell.
+# Bytes of the largest default workspaces of cuBLAS and cuBLASLt, used if PyTorch does not report them.
 _CUBLAS, _CUBLASLT = 32 << 20, 1 << 20
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of a call, the most bytes that it holds beyond its inputs, results included, the bytes behind each of its
-    results, and the positions of the arguments that its result can be written over."""
+    """Seconds of a call, the most bytes that it holds beyond its inputs, results included, the bytes of the storage of
+    each result, and the positions of the arguments that its result can be written over."""
 
     seconds: float
     peak: int
@@ -63,11 +63,11 @@ class Costed:
 def costed(document: dict[str, Any], device: torch.device, given: Sequence[Any] = ()) -> Costed:
     """The graph with the seconds and the workspace of each call that runs, as measured on `device`.
 
-    `given` are the step's own arguments, where they are there: calls that only read parameters or buffers are measured with
+    `given` are the step's own arguments, if available: calls that only read parameters or buffers are measured with
     those, and not with copies, for which a tight budget has no room.
 
     A call that cannot be run on made-up inputs keeps the workspace that the graph records, and has no seconds.
-    On CUDA sizes of tensors are those of the blocks that the allocator hands out for them.
+    On CUDA, the sizes of tensors are those of the blocks that the allocator hands out for them.
     """
     storages = [block(size, device) for size in document["storages"]]
     values = values_of(document)
@@ -99,7 +99,7 @@ def costed(document: dict[str, Any], device: torch.device, given: Sequence[Any] 
 
 
 def _enlarge(storages: list[int], node: Mapping[str, Any], call: Call, cost: Cost, device: torch.device) -> None:
-    """Counts what is behind the results of a call: some keep the memory that they were computed in, as the sum over a
+    """Counts the whole storages of a call's results: some keep the memory that they were computed in, as the sum over a
     `mse_loss` does."""
     for output, size in zip(node["outputs"], cost.results, strict=False):
         if output is not None and output["storage"] in call.fresh:
@@ -107,7 +107,7 @@ def _enlarge(storages: list[int], node: Mapping[str, Any], call: Call, cost: Cos
 
 
 def _shared(document: dict[str, Any], values: Mapping[int, Any]) -> set[int]:
-    """Storages that others see: what the step is given, and what it owes."""
+    """Storages that others see: the step's arguments, and its results."""
     seen = {values[output["id"]].storage for node in document["nodes"] for output in node["outputs"]
             if node["op"] in ("placeholder", BARRIER)}
     owed = [value for node in document["nodes"] if node["op"] == BARRIER for value in node["inputs"]]
@@ -115,18 +115,19 @@ def _shared(document: dict[str, Any], values: Mapping[int, Any]) -> set[int]:
 
 
 def block(size: int, device: torch.device) -> int:
-    """Bytes that PyTorch's allocator hands out for so many: CUDA's rounds up."""
+    """Bytes that PyTorch's allocator hands out for a request of this size: CUDA's rounds up."""
     return -(-size // _BLOCK) * _BLOCK if device.type == "cuda" else size
 
 
 def libraries(device: torch.device) -> int:
-    """Bytes that libraries keep on a device once they were called: each thread that calls cuBLAS has a workspace there, and
-    one for cuBLASLt; forward and backward pass are two threads. Sizes are those of aten/src/ATen/cuda/CublasHandlePool.cpp."""
+    """Bytes that libraries keep on a device once they were called: each thread that calls cuBLAS has one workspace for
+    it and one for cuBLASLt; forward and backward pass are two threads. Sizes are those of
+    aten/src/ATen/cuda/CublasHandlePool.cpp."""
     return 2 * (_cublas(device) + _cublaslt(device)) if device.type == "cuda" else 0
 
 
 def _cublas(device: torch.device) -> int:
-    """Bytes of a workspace of cuBLAS: pairs of KiB and a count, as in `:4096:8`, or the largest default of any device."""
+    """Bytes of a workspace of cuBLAS: from pairs of KiB and count, as in `:4096:8`, or the largest default."""
     size = getattr(torch._C, "_cuda_getCublasWorkspaceSize", None)
     if size is not None and torch.cuda.is_available():  # a model of fake tensors is planned without a device
         with _current(device):
@@ -136,8 +137,8 @@ def _cublas(device: torch.device) -> int:
 
 
 def _cublaslt(device: torch.device) -> int:
-    """Bytes of a workspace of cuBLASLt. Since releases differ in whether it lies in that of cuBLAS unless PyTorch is told
-    to keep it apart, its default size counts anyway."""
+    """Bytes of a workspace of cuBLASLt. By default, releases differ in whether it is part of cuBLAS's workspace, so its
+    default size always counts."""
     told = os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE")
     given = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
     size = getattr(torch._C, "_cuda_getCublasLtWorkspaceSize", None)
@@ -150,7 +151,7 @@ def _cublaslt(device: torch.device) -> int:
 
 
 def _current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Events of CUDA are recorded on the device that is current."""
+    """Makes the device current, since CUDA events are recorded on the current one."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
@@ -168,7 +169,7 @@ def _static(document: dict[str, Any], arguments: Sequence[Any]) -> dict[int, tor
 
 def _read(node: Mapping[str, Any], values: Mapping[int, Any],
           there: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-    """The inputs of a call, by position, that lie in tensors which are there."""
+    """The inputs of a call, by position, that lie in given tensors."""
     found = {}
     for position, value in ((position, values[value]) for position, value in enumerate(node["inputs"])):
         tensor = there.get(value.storage)
@@ -192,11 +193,11 @@ class _Known:
             self.costs = {key: Cost(float(seconds), int(peak), tuple(map(int, results)), tuple(map(int, over)))
                           for key, (seconds, peak, results, over) in found.items()}
         except (ValueError, TypeError, AttributeError):
-            pass  # a file that was damaged is written anew
+            pass  # a file that was damaged is written again
 
     def of(self, call: Call, results: int, there: Mapping[int, torch.Tensor]) -> Cost | str:
-        """The cost of a call with so many bytes of results, or why it cannot be measured; `there` are inputs that need
-        not be made."""
+        """The cost of a call with this many bytes of results, or why it cannot be measured; `there` are inputs that
+        need not be made."""
         key = call.key
         if key not in self.costs and key not in self.refused:
             Count.abandon()
@@ -212,7 +213,7 @@ class _Known:
                 self.costs[key] = replace(cost, overwrites=self._overwrites(call, beside))
                 self.is_new = True
             except torch.AcceleratorError as error:
-                # Nothing runs on the device from here on.
+                # Nothing can run on the device any more.
                 raise CompileError(f"measuring {call.op!r} on made-up inputs stopped {self.device}: {first_line(error)}; "
                                    "please report this model") from error
             except _REFUSALS as error:  # whatever an operator makes of made-up inputs
@@ -223,14 +224,14 @@ class _Known:
         return self.costs.get(key) or self.refused[key]
 
     def _overwrites(self, call: Call, most: int) -> tuple[int, ...]:
-        """The arguments that a call's result can be written over, if it takes so many bytes beside at most."""
+        """The arguments that a call's result can overwrite, if this takes at most this many further bytes."""
         overload = calls.overload(call.op)
         if overload is None or torch.Tag.nondeterministic_seeded in overload.tags:
             return ()
         return tuple(tried(overload, lambda: arguments(call, self.device), lambda run: peak_of(run, self.device), most))
 
     def keep(self) -> None:
-        """Writes what is known to the file, and gives back what the allocator keeps of the measuring."""
+        """Writes what is known to the file, and frees the memory that the allocator cached while measuring."""
         if self.is_new and self.device.type == "cuda":
             torch.cuda.empty_cache()
         if self.is_new:
@@ -249,7 +250,7 @@ def _measured(run: Callable[[], Any], device: torch.device) -> Cost:
 
     began = time.perf_counter()
     peak = peak_of(watched, device)
-    # On CUDA the run that shows it is one of two, and waits.
+    # On CUDA, measuring memory takes two runs and synchronizes, so its time does not count.
     samples = [time.perf_counter() - began] if device.type != "cuda" else []
     while len(samples) < _LEAST or (sum(samples) < _SECONDS and len(samples) < _MOST):
         samples.append(_seconds(run, device))
@@ -270,10 +271,10 @@ def _seconds(run: Callable[[], Any], device: torch.device) -> float:
 
 
 def peak_of(run: Callable[[], Any], device: torch.device) -> int:
-    """The most bytes that a call takes of PyTorch's allocator at once, results included.
+    """The most bytes that a call takes from PyTorch's allocator at once, results included.
 
     On processors PyTorch's light profiler reports every allocation of the calling thread; on CUDA the allocator keeps
-    the figure, in its own units.
+    the figure, in its own block sizes.
     """
     if device.type == "cuda":
         if (peak := addresses.peak_of(run, device)) is not None:
@@ -289,8 +290,8 @@ def peak_of(run: Callable[[], Any], device: torch.device) -> int:
 
 
 def course_of(run: Callable[[], Any], device: torch.device) -> tuple[Any, int | None]:
-    """What a call returns, and the most bytes that it holds: on CUDA all that PyTorch has handed out there, elsewhere
-    beyond what was there when it began; `None` where somebody else profiles already."""
+    """What a call returns, and the most bytes that it holds: on CUDA all that PyTorch has allocated there, elsewhere
+    the bytes beyond those at its start; `None` if another profiler is already active."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         result = run()

@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from . import addresses
 
-# Bytes of a tensor that is made and let go to mark a place among the allocations of a step; no other has this size.
+# Bytes of a tensor that is made and freed to mark a place among the allocations of a step; no other has this size.
 _MARK = 41_957
 
 _here = threading.local()
@@ -24,20 +24,20 @@ _here = threading.local()
 
 @dataclass(frozen=True)
 class Counted:
-    """Bytes that were allocated in a section of a step, beyond what was there when it began: the most at any time, and what
-    is there at its end. On CPUs, freeing a block that was allocated outside of any count is not reported."""
+    """Bytes that were allocated in a section of a step, beyond those at its beginning: the most at any time, and those
+    left at its end. On CPUs, freeing a block that was allocated outside of any count is not reported."""
 
     peak: int
     net: int
 
     def then(self, later: Counted) -> Counted:
-        """This section and the next, as one."""
+        """Joins this section and the next."""
         return Counted(max(self.peak, self.net + later.peak), self.net + later.net)
 
 
 class Count:
-    """A count that is running. It begins and ends outside of backward passes: autograd's engine keeps the profiler that is
-    active when a pass begins, and restores it afterwards."""
+    """A count that is running. It begins and ends outside of backward passes: autograd's engine keeps the profiler that
+    is active when a pass begins, and restores it afterwards."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -49,8 +49,8 @@ class Count:
 
     @staticmethod
     def begin(device: torch.device) -> Count | None:
-        """Begins to count, in place of any other count of this thread. `None` if allocations are not reported: another profiler
-        is active, or the allocator was replaced; or in a backward pass."""
+        """Begins to count, in place of any other count on this thread. `None` if allocations are not reported: another
+        profiler is active, or the allocator was replaced; or in a backward pass."""
         Count.abandon()
         if device.type == "cuda":
             is_reported = not addresses.is_installed()
@@ -80,7 +80,7 @@ class Count:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended, and this thread may end it. On CUDA, backward passes run in threads of their own."""
+        """Whether it is open, and this thread may end it. On CUDA, backward passes run on other threads."""
         return self._is_open and (self.device.type == "cuda" or self._thread == threading.get_ident())
 
     def mark(self) -> None:
@@ -93,14 +93,14 @@ class Count:
             torch.empty(_MARK, dtype=torch.uint8)
 
     def cut(self) -> Counted:
-        """What was counted in the section that ends here, outside of backward passes. The next one begins."""
+        """Outside of backward passes: ends a section, returns its count, and begins the next one."""
         [counted] = self._leave()
         self._enter()
         return counted
 
     def end(self) -> list[Counted]:
-        """What was counted since it began or was cut, in the sections that marks divide. Nothing if it ends in a backward
-        pass."""
+        """Ends the count; returns what was counted since its beginning or last cut, in the sections between marks.
+        Nothing if it ends in a backward pass."""
         self._is_open = False
         if self.device.type == "cpu" and is_in_backward():
             _here.is_due = True
@@ -128,27 +128,27 @@ class Count:
 
 @dataclass(eq=False)
 class Tally:
-    """What a step is counted to hold, in three sections: forward pass, loss, backward pass."""
+    """The counted bytes of a step, in three sections: forward pass, loss, backward pass."""
 
     count: Count
-    # Bytes that were there when the step began, and the outputs of earlier calls among them.
+    # Bytes held when the step began, and the outputs of earlier calls among them.
     start: int
     earlier: list[tuple[StorageWeakRef, int]]
     sections: list[Counted] = field(default_factory=list)
-    # What the loss had taken when its backward pass began, and what autograd's graph of it held then.
+    # The count of the loss at the beginning of its backward pass, and the bytes that its autograd graph held then.
     before: Counted | None = None
     surveyed: int = 0
-    # Bytes of targets, and of whatever else the loss holds and did not make; and bytes of outputs that the loop let go.
+    # Bytes of targets and anything else that the loss holds but did not make; and of outputs that the loop freed.
     targets: int = 0
     released: int = 0
 
     def peak(self) -> tuple[int, int]:
-        """The most bytes that the step held, and the section in which it did."""
+        """The most bytes that the step held, and the section of that peak."""
         peak = at = 0
         held = self.start + self.targets
         for index, section in enumerate(self.sections):
             if index == 1:
-                # A loop that assigns the outputs to the same variable in each step lets the earlier ones go right then.
+                # A loop that assigns its outputs to the same variable each time frees the earlier ones here.
                 held -= expired(self.earlier)
             if held + section.peak > peak:
                 peak, at = held + section.peak, index
@@ -157,14 +157,14 @@ class Tally:
 
 
 def expired(storages: Iterable[tuple[StorageWeakRef, int]]) -> int:
-    """Bytes of the storages that are gone."""
+    """Bytes of the storages that were freed."""
     return sum(size for storage, size in storages if storage.expired())
 
 
 @functools.cache
 def _quieten() -> None:
-    """Keeps a message of PyTorch's from the user's screen: that frees of older blocks are not reported. It is written to standard
-    error on the first such free, and then on every thousandth."""
+    """Suppresses a message of PyTorch's: that frees of older blocks are not reported. It is written to standard error
+    on the first such free, and then on every thousandth."""
     older = torch.empty(1)
     with open(os.devnull, "wb") as nowhere:
         kept = os.dup(2)
@@ -179,7 +179,7 @@ def _quieten() -> None:
 
 
 def begin_profile() -> None:
-    """Lets PyTorch's light profiler report every allocation that this thread makes on the processor."""
+    """Makes PyTorch's light profiler report every allocation of this thread on the processor."""
     profiler = torch._C._profiler
     config = profiler.ProfilerConfig(profiler.ProfilerState.CPU, False, True, False, False, False,
                                      profiler._ExperimentalConfig())
@@ -187,7 +187,7 @@ def begin_profile() -> None:
 
 
 def end_profile() -> list[Counted]:
-    """What it reported, in the sections that marks divide."""
+    """Ends the profiler; returns its counts, in the sections that marks divide."""
     sections, held, peak = [], 0, 0
     for event in (event for thread in torch._C._autograd._disable_profiler_legacy() for event in thread):
         if event.kind() != "memory_alloc":

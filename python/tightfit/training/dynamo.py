@@ -1,7 +1,7 @@
-"""What is asked of Dynamo, and what it says when it cannot.
+"""The settings for Dynamo, and the translation of its errors.
 
-Invariant: a model is captured as one graph with the shapes that it has, or an exception says why not; Dynamo's own settings
-are afterwards what they were before.
+Invariant: a model is captured as one graph with fixed shapes, or an exception says why not; Dynamo's own settings are
+afterwards what they were before.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ..errors import CompileError, TightfitError
 
-# How many shapes, modes and types of batches a model may be compiled for.
+# Number of shapes, modes and types of batches that a model may be compiled for.
 _SHAPES = 256
-# What Dynamo raises when there are more, by the releases of PyTorch.
+# What Dynamo raises when there are more, in different releases of PyTorch.
 _TOO_MANY = ("FailOnRecompileLimitHit", "RecompileLimitExceeded")
-# Models warn and log while they run; what is captured need not.
+# Models warn and log while they run; captured graphs need not.
 _LOGGING = ("debug", "info", "warning", "warn", "error", "exception", "critical", "log", "warning_once", "info_once",
             "warning_advice")
 
-# Releases before 2.13 look at no parameter again while its module's dictionary stays as it is, and so miss that it was frozen,
-# or is trained from now on.
+# Releases before 2.13 do not check parameters again while their module's dictionary is unchanged, and so miss that one
+# was frozen or unfrozen.
 _LOOKS_AGAIN = {"skip_tensor_guards_with_matching_dict_tags": False} if torch.__version__ < (2, 13) else {}
 
-# Patterns in its messages, and what to say instead of such a message; the first that occurs counts.
+# Patterns in Dynamo's messages, and what to say instead of such a message; the first match counts.
 _KNOWN = (
     ("RNN, GRU, or LSTM", "the model calls a recurrent layer (RNN, GRU, LSTM){place}, and those are not supported. Write its "
                           "recurrence as a loop of operators, or train it without tightfit"),
@@ -59,27 +59,27 @@ _KNOWN = (
     ("data-dependent", "the model cannot be captured as one graph{place}: its control flow depends on the contents of a tensor. "
                        "Compute both ways and choose with torch.where, or compute that part outside of the model"),
 )
-# Operators that run one of several graphs, or one of them several times.
+# Operators that run one of several graphs, or a graph several times.
 _BRANCHES = ("cond", "while_loop", "scan", "map_impl", "associative_scan")
-# Logs with a traceback what is raised as well.
+# The logger that logs, with a traceback, errors that are raised as well.
 _FAKES = logging.getLogger("torch._subclasses.fake_tensor")
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 
-# What it says where a call went by without it.
+# What Dynamo says if a call bypassed it.
 NOTHING = "found no compiled frames"
 FAILURES = (exc.TorchDynamoException, exc.FailOnRecompileLimitHit)
 
 
 class _Ignored(set[Any]):
-    """Functions of logging that are passed over. Copies are their names: PyTorch before 2.13 sorts its settings and writes
-    them down as JSON, for its own records, and logs an exception where it cannot."""
+    """Logging functions that Dynamo ignores. Copies are their names: PyTorch before 2.13 sorts its settings and writes
+    them down as JSON, for its own records, and logs an exception if it cannot."""
 
     def __deepcopy__(self, _: dict[int, Any]) -> list[str]:
         return sorted(getattr(function, "__qualname__", repr(function)) for function in self)
 
 
 class Capturing:
-    """Dynamo's settings while a model may be captured; a context that may be entered again and again."""
+    """Dynamo's settings while a model may be captured; a context that may be entered repeatedly."""
 
     def __init__(self) -> None:
         loggers = [getattr(logging.Logger, name) for name in _LOGGING if hasattr(logging.Logger, name)]
@@ -100,14 +100,14 @@ class Capturing:
 
 
 def isolated() -> dict[str, bool]:
-    """The option by which models of one class do not share their limit of shapes, where PyTorch has it."""
+    """The option that gives models of one class separate limits on shapes, if PyTorch has it."""
     known = inspect.signature(torch.compile).parameters
     return {"isolate_recompiles": True} if "isolate_recompiles" in known else {}
 
 
 def frame(model: nn.Module) -> Callable[..., Any]:
-    """A call of a model that Dynamo captures: releases before 2.14 do not enter a forward that is PyTorch's own, such as that of
-    `nn.Sequential`, except from a function that is not."""
+    """A call of a model, written so that Dynamo captures it: releases before 2.14 do not enter a forward that is
+    PyTorch's own, such as that of `nn.Sequential`, except from a function that is not."""
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return self._call_impl(*args, **kwargs)
 
@@ -117,7 +117,7 @@ def frame(model: nn.Module) -> Callable[..., Any]:
 
 
 def translated(error: Exception) -> TightfitError:
-    """The exception for what Dynamo says."""
+    """Translates an exception of Dynamo's."""
     inner = getattr(error, "inner_exception", None)
     if isinstance(error, TightfitError):
         return error
@@ -147,9 +147,9 @@ def translated(error: Exception) -> TightfitError:
 
 
 def _own(text: str, error: Exception) -> CompileError | None:
-    """The exception for one that the model's own code raises. Dynamo has no object of it, but its words: it is the cause of
-    this where it is one of Python's own with plain arguments."""
-    # Releases before 2.13 name what they keep an exception's arguments in.
+    """The exception for one that the model's own code raises. Dynamo has only the text of that one, which becomes the
+    cause if it is a built-in exception with plain arguments."""
+    # Releases before 2.13 include the name of the class that wraps an exception's arguments.
     plain = re.sub(r"\[(ConstantVariable\(.*\))\]", r"\1", text)
     plain = re.sub(r"ConstantVariable\((\w+): (.*?)\)", r"\2", plain)
     raised = re.search(r"raised exception (\w+)(\(.*\))", plain)
@@ -186,7 +186,7 @@ def uncaptured() -> CompileError:
 
 
 def _place(error: Exception) -> str:
-    """Where in the model's own code that was, if that is known."""
+    """The place in the model's own code where that was, if known."""
     frame = _frame(error)
     return "" if frame is None else _at(frame.filename, frame.lineno, frame.name)
 
@@ -207,7 +207,7 @@ def _at(file: str, line: object, function: str) -> str:
 
 
 def admit(module: fx.GraphModule) -> None:
-    """Refuses a graph whose sizes or branches are known only while it runs."""
+    """Refuses a graph whose sizes or branches are known only at run time."""
     for node in module.graph.nodes:
         if getattr(node.target, "__name__", "") in _BRANCHES and isinstance(node.target, torch._ops.HigherOrderOperator):
             raise CompileError(f"the model calls torch.{node.target.__name__}{_place_of(node)}, and what runs there is known only "
@@ -220,7 +220,7 @@ def admit(module: fx.GraphModule) -> None:
 
 
 def _place_of(node: fx.Node) -> str:
-    """Where in the model's own code a node of a captured graph was made, if that is known."""
+    """The place in the model's own code where a node of a captured graph was made, if known."""
     frames = re.findall(r'File "(.+)", line (\d+), in (\S+)', node.stack_trace or "")
     own = [frame for frame in frames if not frame[0].startswith(_TORCH)]
     return _at(*own[-1]) if own else ""

@@ -1,4 +1,4 @@
-"""What happens before autograd's engine starts: the backward pass that is about to run is surveyed.
+"""Hooks into the start of autograd's engine: surveys the backward pass that is about to run.
 
 Invariant: no backward pass is changed; one that no plan can run is refused.
 """
@@ -19,22 +19,23 @@ from .counting import Count
 from .ledger import Pending
 from .survey import Survey, survey
 
-# The calls that wait for their backward pass, of all models.
+# The calls of all models that wait for their backward pass.
 waiting: weakref.WeakSet[Pending] = weakref.WeakSet()
 # The models that have plans.
 _models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _warned: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _is_watched = False
-# A backward pass that holds fewer bytes gives no warning.
+# Bytes that a backward pass without a plan must hold before it gives a warning.
 _SMALL = 64 << 10
-# How many backward passes without a plan are surveyed after a model was compiled; after that, fewer and fewer are.
+# Number of backward passes without a plan that are all surveyed after a model was compiled; later ones less and less
+# often.
 _SURVEYED = 8
-# How many there have been.
+# Number of backward passes without a plan so far.
 _others = 0
 
 
 def watch(model: nn.Module | None = None) -> None:
-    """Surveys backward passes from now on. One that goes around the plans of `model` gives a warning."""
+    """Surveys backward passes from now on. One that bypasses the plans of `model` gives a warning."""
     global _is_watched, _others
     if model is not None:
         _models.add(model)
@@ -60,7 +61,7 @@ def watch(model: nn.Module | None = None) -> None:
 
 
 def _give_way(module: Any, name: str) -> None:
-    """Ends a count before somebody else's profiler begins: a thread has one profiler at a time."""
+    """Makes counts end before another profiler begins: a thread has one profiler at a time."""
     begin = getattr(module, name)
 
     @functools.wraps(begin)
@@ -72,7 +73,8 @@ def _give_way(module: Any, name: str) -> None:
 
 
 def _before(roots: Sequence[Any], *, creates: bool) -> list[Pending]:
-    """Runs before a backward pass from these roots; `creates` is its `create_graph`. Returns the calls that it will reach."""
+    """Runs before a backward pass from these roots with `create_graph` as in `creates`; returns the calls it will
+    reach."""
     if not waiting and not _is_due():
         return []
     found = survey(roots)
@@ -89,7 +91,7 @@ def _before(roots: Sequence[Any], *, creates: bool) -> list[Pending]:
 
 
 def _is_due() -> bool:
-    """Whether a backward pass is surveyed although no call waits for one."""
+    """Whether to survey a backward pass although no call waits for one."""
     global _others
     _others += 1
     return (_others <= _SURVEYED or _others & (_others - 1) == 0) and len(_models) > len(_warned)

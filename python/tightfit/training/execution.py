@@ -1,8 +1,8 @@
 """One captured graph of a model, run within the budget: forward and backward pass as AOTAutograd calls them.
 
-Invariant: before anything is computed, what the plan holds and what is held beside it are within the budget, or an
-exception says what is too much. A gradient is added to a parameter's `.grad` inside the backward pass, unless somebody
-waits for it: hooks of the parameter, `torch.autograd.grad`, or the mixed precision of data parallelism.
+Invariant: before anything is computed, what the plan holds and what is held outside it are within the budget, or an
+exception says what is too much. A gradient is added to a parameter's `.grad` inside the backward pass, unless it has to
+go through autograd: to hooks of the parameter, `torch.autograd.grad`, or the mixed precision of data parallelism.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from .settings import Settings, differentiated
 from .survey import Survey
 from .tier import Tier
 
-# What PyTorch itself allocates around a step: random states, views, tokens of a few bytes.
+# Bytes reserved for PyTorch's own allocations around a step: random states, views, tokens of a few bytes.
 RESERVE = 64 << 10
-# The most seconds that the plan of a first step is searched for, where another one follows.
+# The most seconds of the search for a first step's plan, if another plan will follow.
 _FIRST = 0.25
 _LOSS = "loss outside of the model"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan that can run: its figures, its functions, and what it expects: the gradients that are there when the step
-    begins, and whether the caller holds the outputs during the backward pass. `beside` are the bytes beside its graph
+    """A plan that can run: its figures, its functions, and what it expects: the gradients that exist when the step
+    begins, and whether the caller holds the outputs during the backward pass. `beside` are the bytes outside its graph
     that it was made for."""
 
     held: Held
@@ -52,29 +52,29 @@ class Plan:
     accumulated: frozenset[int]
     holds_outputs: bool
     beside: int
-    # The bytes that it leaves to a loss outside of the model, between forward and backward pass.
+    # The bytes that it leaves for a loss outside of the model, between forward and backward pass.
     between: int = 0
-    # Whether another is made once the loss outside of the model is known.
+    # Whether another plan is made once the loss outside of the model is known.
     is_provisional: bool = False
-    # The addresses of what it allocates.
+    # The addresses of its allocations.
     course: Course = field(default_factory=Course)
 
     @property
     def saved(self) -> int:
-        """The bytes that it holds between forward and backward pass, and that nobody else has."""
+        """The bytes that only it holds between forward and backward pass."""
         return self.code.saved_bytes
 
 
 class Step:
-    """A captured graph with its plans, one for each set of gradients that are there when a step begins."""
+    """A captured graph with its plans, one for each set of gradients that exist when a step begins."""
 
-    # The most bytes that a step was seen to hold, where steps are measured.
+    # The most bytes that a step was measured to hold, if steps are measured.
     measured_peak: int | None = None
-    # What updates a parameter by its gradient, where that is part of the graph.
+    # Updates a parameter by its gradient, if that is part of the graph.
     update: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
-    # Whether gradients outlast its steps.
+    # Whether gradients outlive its steps.
     accumulates = True
-    # What moves a parameter or its state, where those may be away.
+    # Returns the object that moves a parameter or its state, if those may be away.
     resident: Callable[[torch.Tensor, bool], Any] | None = None
 
     def __init__(self, joint: Joint, settings: Settings, ledger: Ledger, device: torch.device, name: str,
@@ -88,11 +88,11 @@ class Step:
         self.reserve = RESERVE + libraries(device)
         # Bytes of the model's tensors that this graph does not see.
         self.outside = outside
-        # References to its parameters among them.
+        # References to the parameters among them.
         self.outside_parameters = outside_parameters
         self.plans: dict[tuple[frozenset[int], bool], list[Plan]] = {}
         self.made: list[Plan] = []
-        # Of plans, the same where nothing is overwritten.
+        # For each plan, the same plan with nothing overwritten.
         self.apart: dict[int, tuple[Plan, Plan]] = {}
         gradients = [node.meta["val"].untyped_storage() for node in joint.tangents if is_tensor(node)]
         self.loss = Loss(differentiated(joint), sum({one._cdata: one.nbytes() for one in gradients}.values()),
@@ -101,16 +101,16 @@ class Step:
         # Whether the caller held the outputs during the last backward pass.
         self.holds_outputs: bool | None = None
         self.refused: dict[str, str] = {}
-        # Bytes of the budget that plans leave to the gaps between addresses.
+        # Bytes of the budget that plans leave for the gaps between addresses.
         self.gaps = 0
         self.calls = 0
         self._gradients = [index for index, gradient in enumerate(joint.gradients) if gradient is not None]
         self._accumulating = [index for index in self._gradients if joint.arguments[index].is_parameter]
-        # Parameters whose gradients this graph does not compute: what is there of them stays.
+        # Parameters whose gradients this graph does not compute: existing ones stay.
         self._idle = [index for index, argument in enumerate(joint.arguments)
                       if argument.is_parameter and joint.gradients[index] is None]
 
-    # What AOTAutograd calls.
+    # Called by AOTAutograd.
 
     def forward(self, arguments: list[Any]) -> list[Any]:
         """The forward pass: empties `arguments`; returns the outputs, and what the backward pass starts from."""
@@ -161,7 +161,7 @@ class Step:
 
     def backward(self, arguments: list[Any]) -> list[Any]:
         """The backward pass of a token and tangents: empties `arguments`; returns a gradient for each argument of the
-        graph, or `None` where there is none, or where it was added to the parameter's."""
+        graph, or `None` if there is none, or if it was added to the parameter's."""
         token, *tangents = arguments
         arguments.clear()
         pending: Pending | None = getattr(token, "tightfit", None)
@@ -201,7 +201,7 @@ class Step:
         if keeps:
             saved = list(saved)
         else:
-            # Whoever still holds the loss holds nothing of what it was computed from.
+            # So a caller that still holds the loss does not keep alive what it was computed from.
             pending.saved, pending.given = None, {}
             waiting.discard(pending)
         gradients: dict[int, torch.Tensor | None] = {index: there[index] for index in plan.accumulated}
@@ -214,7 +214,7 @@ class Step:
             if index in unasked:
                 continue
             if index not in plan.accumulated and gradient._is_view():
-                # Gradients are nobody's views, so that whoever converts the model can put other data into them.
+                # Gradients must not be views, so that converting the model can replace their data.
                 gradient = gradient.detach()
             if index not in pending.parameters or index in returned:
                 results[index] = gradient
@@ -228,13 +228,14 @@ class Step:
     # Counting.
 
     def _tally(self, arguments: Sequence[Any]) -> Tally | None:
-        """Begins to count a step with these arguments, if that is possible."""
+        """Begins to count a step with these arguments, if possible."""
         if (count := Count.begin(self.device)) is None:
             return None
         return Tally(count, self._there(arguments), [(storage, size) for storage, size, *_ in self.ledger.outputs])
 
     def _counted_forward(self, pending: Pending, tally: Tally) -> None:
-        """The forward pass was counted, and so is the rest of the step, unless the CPU allocator in use reports nothing."""
+        """Ends the count of the forward pass, and goes on to count the rest of the step, unless the CPU allocator in
+        use reports nothing."""
         forward = tally.count.cut()
         if forward.peak == 0 and pending.plan.saved:
             tally.count.end()
@@ -245,13 +246,13 @@ class Step:
         weakref.finalize(pending, Count.end_if_running, tally.count).atexit = False
 
     def before_backward(self, pending: Pending, survey: Survey) -> None:
-        """Before the backward pass of a loss that was computed from the outputs of a call."""
+        """Called before the backward pass of a loss that was computed from the outputs of a call."""
         known = pending.known | {storage.cdata for storage, *_ in self.ledger.outputs if not storage.expired()}
         self.loss.before_backward(pending, survey.on(self.device, known))
 
     def after_backward(self, pending: Pending) -> None:
-        """The backward pass has ended, or failed: what was counted is known. Warns, once, if the step held more than the
-        budget."""
+        """Called when the backward pass has ended or failed: evaluates what was counted. Warns, once, if the step held
+        more than the budget."""
         tally, pending.tally = pending.tally, None
         if tally is None or not tally.count.is_running:
             return
@@ -264,12 +265,12 @@ class Step:
             self.loss.counted(tally, loss)
             self._know_loss()
             peak, at = tally.peak()
-            # What a loss keeps is there during the backward pass, too.
+            # What a loss keeps is also held during the backward pass.
             learned = (0, peak, self.loss.memory.kept - assumed)[at]
             self._warn(peak, ("forward pass", _LOSS, "backward pass")[at], learned)
 
     def _warn(self, peak: int, at: str, learned: int) -> None:
-        """Warns, once, of a step that held so much. Of that, this many bytes are the loss's, and known only now."""
+        """Warns, once, of a step that held `peak` bytes, of which `learned` are the loss's and known only now."""
         budget = self.settings.budget
         if budget is None or peak <= budget or self._has_warned:
             return
@@ -285,7 +286,7 @@ class Step:
 
     @property
     def tier(self) -> Tier | None:
-        """Where what it holds may be away, if anywhere."""
+        """The tier to which its tensors may be moved, if any."""
         if self.settings.offload is None:
             return None
         if self.ledger.tier is None:
@@ -296,13 +297,13 @@ class Step:
 
     @functools.cached_property
     def slab(self) -> Slab | None:
-        """What places its allocations, if anything does; not to be asked for while the step is captured."""
+        """The slab that has its allocations, if addresses are planned; not to be used while the step is captured."""
         return slab_of(self.device) if self.settings.addresses else None
 
     def _begun(self, slab: Slab, plan: Plan, accumulated: frozenset[int], others: Mapping[str, int],
                arguments: Sequence[Any]) -> Plan:
-        """Begins a step with planned addresses. Where those of a plan are too many for the budget, another plan is made
-        for so much less, and recorded in its turn."""
+        """Begins a step with planned addresses. If those of a plan exceed the budget, another plan is made for that
+        much less, and recorded in its turn."""
         budget = self.settings.budget
         beside = self.outside + self.reserve + sum(others.values())
         passes = 2 if self.joint.has_backward else 1
@@ -318,7 +319,7 @@ class Step:
         return plan
 
     def _window(self, pending: Pending | None = None) -> contextlib.AbstractContextManager[None]:
-        """What a pass runs in: the one that begins, or one that goes on."""
+        """The context of a pass: of the forward pass that begins, or of the backward pass of `pending`."""
         if self.slab is None:
             return contextlib.nullcontext()
         if pending is None:
@@ -328,11 +329,12 @@ class Step:
     # Plans.
 
     def plan(self, accumulated: frozenset[int], others: Mapping[str, int], arguments: Sequence[Any]) -> Plan:
-        """The fastest plan that fits beside what else is held; a new one, measured with the arguments, where none does.
+        """The fastest plan that fits in addition to what else is held; a new one, measured with the arguments,
+        otherwise.
 
-        Unless the caller let the outputs go before the last backward pass, a plan that does not mind is taken, if there
-        is one. Raises `InfeasibleBudget`: less than it says is needed fits in neither case, and what it
-        says suffices does in both.
+        Unless the caller freed the outputs before the last backward pass, a plan that allows them to be held is
+        preferred. Raises `InfeasibleBudget`: less than its `needed` fits in neither case, and its `smallest` suffices
+        in both.
         """
         beside = self.outside + self.reserve + sum(others.values())
         room = self.settings.budget - self.gaps - beside if self.settings.budget is not None else None
@@ -348,14 +350,14 @@ class Step:
             try:
                 plan = self._planned(accumulated, holds, room, beside, arguments)
             except InfeasibleBudget as error:
-                # Its traceback knows this frame and the forward pass that goes on behind it, outputs included.
+                # Its traceback would keep this frame alive, and with it the forward pass that follows and its outputs.
                 refused.append(error.with_traceback(None))
                 continue
             plans.append(plan)
             self.made.append(plan)
             plans.sort(key=lambda plan: plan.held.seconds)
             return plan
-        # A plan for outputs that are held minds no more that they are not.
+        # A plan for outputs that are held also works if they are not.
         for plan in self.plans.get((accumulated, True), []):
             if room is not None and plan.held.peak <= room:
                 return plan
@@ -369,7 +371,7 @@ class Step:
             least = search(None, self.settings.deadline)
             raise InfeasibleBudget("", budget=room, needed=least.peak, smallest=least.peak)
         if room is not None and self.loss.is_guess and graph_peak(graph) + between > room:
-            # A loss that was never counted may take more than the guess. The smallest plan leaves the most to it.
+            # A loss that was never counted may take more than the guess. The smallest plan leaves the most for it.
             least = search(None, min(self.settings.deadline, _FIRST))
             if least.peak <= room:
                 return Plan(least, self._code(least), accumulated, holds, beside, between, is_provisional=True)
@@ -378,10 +380,10 @@ class Step:
 
     def _search(self, accumulated: frozenset[int], holds: bool,
                 arguments: Sequence[Any]) -> tuple[dict[str, Any], Callable[[int | None, float], Held]]:
-        """The graph of a call with its costs, and what finds a plan of it within a room and a deadline."""
+        """The graph of a call with its costs, and the function that finds a plan of it, given bytes and a deadline."""
         if self.slab is not None:
             self.slab.make_room()
-        # What lies below another device is not there to be measured with.
+        # What lies in the tier below another device cannot be used for measuring.
         given = () if self.resident is not None and self.device.type == "cuda" else arguments
         found = costed(self._graph(accumulated, holds, arguments), self.device, given)
         self._unmeasured(found.refused)
@@ -408,20 +410,20 @@ class Step:
         return code(plan, constants, outputs, self.update, leave, self.resident, keeps=keeps)
 
     def _apart(self, plan: Plan) -> Plan:
-        """The same plan where nothing is overwritten: the next backward pass finds what this one found."""
+        """The same plan with nothing overwritten: the next backward pass finds what this one found."""
         if id(plan) not in self.apart:
             same = apart(plan.held)
             self.apart[id(plan)] = plan, replace(plan, held=same, code=self._code(same, keeps=True))
         return self.apart[id(plan)][1]
 
     def _is_outdated(self, plan: Plan) -> bool:
-        """Whether a plan was made for a loss that is known better by now, and another may be faster."""
+        """Whether a plan was made before the loss was known as well as now, and another may be faster."""
         if not plan.is_provisional or (plan.held.recomputed == 0 and plan.held.below == 0):
             return False
         return self.settings.budget is not None or plan.between < self.loss.memory.between
 
     def _know_loss(self) -> None:
-        """Updates the peaks of plans to what is known of the loss by now."""
+        """Updates the peaks of plans to what is now known about the loss."""
         between = self.loss.memory.between
         for plans in self.plans.values():
             for index, plan in enumerate(plans):
@@ -430,18 +432,18 @@ class Step:
                     self.made[:] = [now if made is plan else made for made in self.made]
 
     def _graph(self, accumulated: frozenset[int], holds: bool, arguments: Sequence[Any]) -> dict[str, Any]:
-        """What is planned for a call with these arguments."""
+        """The graph that is planned for a call with these arguments."""
         return document(self.joint, self.name, accumulated=accumulated, between=self.loss.memory.between,
                         holds_outputs=holds)
 
     def _coming(self, arguments: Sequence[Any]) -> int:
-        """Bytes of gradients that this graph does not compute, are not there yet, and may come in the loop."""
+        """Bytes of gradients that this graph does not compute, do not exist yet, and may appear in the loop."""
         idle = [*(arguments[index] for index in self._idle), *map(_referent, self.outside_parameters)]
         return sum(tensor.nbytes for tensor in idle if tensor is not None and tensor.requires_grad and tensor.grad is None)
 
     def _with_gradients(self, accumulated: frozenset[int], arguments: Sequence[Any]) -> tuple[int | None, int]:
-        """Where all gradients are there when a step begins: bytes that are known to suffice for the graph (`None` where
-        all that it adds to are there already), and bytes of those beside it that are not there yet."""
+        """For steps that begin with all gradients: the bytes known to suffice for the graph (`None` if all gradients
+        that it adds to already exist), and the bytes of gradients outside the graph that do not exist yet."""
         awaits = self._awaits_gradients()
         beside = [index for index in self._accumulating if awaits or _has_hooks(arguments[index])]
         coming = sum(arguments[index].nbytes for index in beside if arguments[index].grad is None)
@@ -453,13 +455,13 @@ class Step:
 
     @functools.cached_property
     def most_saved(self) -> int:
-        """The bytes that a forward pass holds for its backward pass where nothing is computed again."""
+        """The bytes that a forward pass holds for its backward pass if nothing is recomputed."""
         return self._code(Held(0, 0.0, 0, 0.0, None, 0, document(self.joint, self.name))).saved_bytes
 
     def _refusal(self, error: InfeasibleBudget, needed: int, accumulated: frozenset[int], others: Mapping[str, int],
                  arguments: Sequence[Any]) -> InfeasibleBudget:
-        """The same refusal in bytes of the whole budget, of which so many are needed for the graph. What is said to suffice
-        has room for what is coming, and for what earlier calls would hold under a larger budget."""
+        """The same refusal in terms of the whole budget, of which the graph needs `needed` bytes. The budget that is
+        said to suffice includes what is still to come, and what earlier calls would hold under a larger budget."""
         later, hooked = self._with_gradients(accumulated, arguments) if self.accumulates else (None, 0)
         waiting = [pending.step.most_saved for pending in self.ledger.pending if pending.saved is not None]
         held = sum(pending.held() for pending in self.ledger.pending)
@@ -474,14 +476,14 @@ class Step:
     # Gradients.
 
     def _others(self, pending: Pending | None, idle: list[torch.Tensor], accumulated: list[torch.Tensor]) -> dict[str, int]:
-        """What is held beside a call and its plan, by reason, in bytes. `idle` are parameters whose gradients the graph
-        does not compute, `accumulated` those whose gradients the plan knows to be there."""
+        """What is held besides a call and its plan, in bytes by reason. `idle` are parameters whose gradients the graph
+        does not compute, `accumulated` those whose existing gradients are part of the plan."""
         others = self._beside(pending, idle, accumulated)
         kept = self.loss.memory.kept
         return others | {"what the loss outside of the model keeps": kept} if kept else others
 
     def _there(self, arguments: Sequence[Any]) -> int:
-        """Bytes that are there when a call with these arguments begins."""
+        """Bytes that are held when a call with these arguments begins."""
         tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
         gradients = [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
         beside = self._beside(None, [], [tensor for tensor in tensors if tensor.is_leaf])
@@ -494,10 +496,10 @@ class Step:
         return others | {"gradients that this call does not compute": size} if size else others
 
     def _awaits_gradients(self) -> bool:
-        """Whether data parallelism waits for gradients of the forward pass that is running to come from autograd.
+        """Whether data parallelism needs the gradients of the running forward pass to come from autograd.
 
-        Its reducer runs behind autograd's node of each parameter, and reads `.grad` there: it does not matter who put the
-        gradient in. Only its mixed precision replaces parameters before that.
+        Its reducer runs after autograd's node of each parameter, and reads `.grad` there, however the gradient got in.
+        Only its mixed precision replaces parameters before that.
         """
         if not torch.distributed.is_available():
             return False
@@ -508,10 +510,11 @@ class Step:
         return parallel.mixed_precision is not None
 
     def _asked(self, pending: Pending) -> tuple[set[int], set[int]]:
-        """The parameters whose gradients somebody waits for, and those whose gradients nobody asked for.
+        """The parameters whose gradients have to be returned to autograd, and those whose gradients were not requested.
 
-        Where gradients are there and one backward pass goes through several calls, autograd adds up what the calls bring
-        before it adds that to what is there, and so it is to be here: it rounds differently.
+        If gradients exist and one backward pass goes through several calls, autograd first sums what the calls
+        contribute and then adds the sum to the existing gradient. The same has to happen here, since any other order
+        rounds differently.
         """
         is_added = any(tensor.grad is not None for tensor in pending.parameters.values())
         if pending.returns or (is_added and self.ledger.is_joined(pending)):
@@ -524,23 +527,23 @@ class Step:
                 continue
             found = nodes.get(arguments[index].name)
             try:
-                # What is known may be out of date: a parameter that was moved has another node.
+                # The known node may be out of date: a parameter that was moved has another one.
                 if (found is None or not runs(found[1])) and not runs(self._node(index, tensor)):
                     unasked.add(index)
                 elif _has_hooks(tensor):
                     returned.add(index)
-            except RuntimeError:  # of torch.autograd.grad: it waits for this one
+            except RuntimeError:  # raised within torch.autograd.grad, which needs this gradient
                 returned.add(index)
         return returned, unasked
 
     def _node(self, index: int, tensor: torch.Tensor) -> Any:
-        """The node of autograd that accumulates a parameter's gradient, which is known from then on."""
+        """The node of autograd that accumulates a parameter's gradient; it is remembered."""
         node = torch.autograd.graph.get_gradient_edge(tensor).node
         self.ledger.nodes[self.joint.arguments[index].name] = tensor, node
         return node
 
     def _forget_others(self, parameters: Mapping[int, torch.Tensor]) -> None:
-        """Lets go of the nodes of parameters that were replaced, which hold them."""
+        """Forgets the nodes of parameters that were replaced, since nodes keep parameters alive."""
         nodes = self.ledger.nodes
         for index, tensor in parameters.items():
             name = self.joint.arguments[index].name
@@ -549,8 +552,8 @@ class Step:
 
     def _room(self, pending: Pending, plan: Plan, there: Mapping[int, torch.Tensor | None], beside: Mapping[str, int], *,
               keeps: bool) -> None:
-        """Refuses a backward pass of a plan for which more is held than that was made for: `beside` are bytes that it took
-        for gone, by reason, and `keeps` says that what it starts from is there for another pass."""
+        """Refuses a backward pass if more is held than its plan was made for: `beside` are bytes that the plan assumes
+        to be freed, by reason, and `keeps` says that what the pass starts from stays for another pass."""
         if self.settings.budget is None:
             return
         others = self._others(pending, pending.idle, [pending.parameters[index] for index in plan.accumulated])
@@ -568,7 +571,7 @@ class Step:
         total = now.held.peak + beside_plan
         if total > self.settings.budget and now is not plan \
                 and _with(plan, 0).held.peak + beside_plan <= self.settings.budget:
-            # That was during the loss, which is over.
+            # That peak was during the loss, which is over.
             if pending.tally is None:
                 self._warn(total, _LOSS, total)
             return
@@ -614,7 +617,7 @@ def _referent(reference: Any) -> Any:
 
 
 class _Nowhere:
-    """Takes the place of a gradient that nobody asked for: what is added to it is let go."""
+    """Takes the place of a gradient that was not requested: what is added to it is dropped."""
 
     def add_(self, gradient: torch.Tensor) -> _Nowhere:
         return self

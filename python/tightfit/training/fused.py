@@ -1,8 +1,8 @@
-"""Plans handed to Inductor: what is saved and what is computed again is the plan's, and Inductor fuses the rest.
+"""Plans run by Inductor: the plan decides what is saved and what is recomputed, and Inductor fuses the rest.
 
-Invariant: gradients are PyTorch's own up to the rounding of fused kernels. Nothing is promised of the peak: fused calls
-hold less than those that were planned, and Inductor puts them in an order of its own; so the first steps are measured,
-the figure is reported, and one that is above the budget is said once.
+Invariant: gradients are PyTorch's own up to the rounding of fused kernels. The peak is not guaranteed: fused calls hold
+less than those that were planned, and Inductor orders them itself; so the first steps are measured, the figure is
+reported, and a warning says once if it exceeds the budget.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from .execution import Plan, Step
 from .joint import BARRIER, Argument, Joint, following
 from .planned import held
 
-# How many steps of each graph are measured.
+# Number of steps of each graph that are measured.
 _MEASURED = 3
 
-# How Inductor compiles one pass. The partition is made. Passes are not kept on disk: the name of one that is kept does
-# not say which saved tensors it may write over, and a backward pass that was compiled to run once would be taken for
-# one that runs again. Kernels are kept by their source, and stay so.
+# How Inductor compiles one pass. The partition is already made. Passes are not cached on disk: the key of a cached pass
+# does not say which saved tensors it may overwrite, so a backward pass that was compiled to run once could be used
+# where it runs again. Kernels are cached by their source, as always.
 _COMPILING = {"custom_partitioner_fn": None, "fx_graph_cache": False, "fx_graph_remote_cache": False}
 
 
 def fused(backend: Any, module: fx.GraphModule, examples: Sequence[Any], arguments: Sequence[Argument],
           device: torch.device, outside: int, outside_parameters: Sequence[Any]) -> Callable[..., Any]:
-    """Compiles a graph that Dynamo captured by Inductor, with the partition of a plan."""
+    """Compiles a graph that Dynamo captured with Inductor, using the partition of a plan."""
     partitioner = _Partitioner(backend, arguments, device, outside, outside_parameters)
-    # What is kept on disk of a whole compilation knows no plan.
+    # The disk cache of whole compilations does not take the plan into account.
     with torch._functorch.config.patch(enable_autograd_cache=False):
         return compile_fx(module, examples, inner_compile=partitioner.compile,
                           config_patches={"custom_partitioner_fn": partitioner})
@@ -56,7 +56,7 @@ class FusedStep(Step):
         self.measured_peak: int | None = None
         self._warned = False
         self._steps = 0
-        # Bytes that are there for the whole step, and what the forward pass made, by storage.
+        # Bytes that are held for the whole step, and the storages that the forward pass made.
         self._static = 0
         self._made: list[tuple[StorageWeakRef, int]] = []
 
@@ -109,7 +109,7 @@ class FusedStep(Step):
 
 
 class _Inference:
-    """Calls of a graph of which nothing is differentiated: it has no plan."""
+    """Counts calls of a graph in which nothing is differentiated, and which has no plan."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -117,7 +117,7 @@ class _Inference:
 
 
 class _Partitioner(CustomPartitionerFn):
-    """Splits the joint graph, as Inductor has it after its own passes, by a plan."""
+    """Splits the joint graph, after Inductor's own passes, by a plan."""
 
     def __init__(self, backend: Any, arguments: Sequence[Argument], device: torch.device, outside: int,
                  outside_parameters: Sequence[Any]) -> None:
@@ -131,7 +131,7 @@ class _Partitioner(CustomPartitionerFn):
         return self
 
     def uuid(self) -> Any:
-        """A name for what Inductor keeps on disk; of passes with a plan that is nothing."""
+        """A name for Inductor's disk cache, which has no passes with a plan."""
         return "tightfit"
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], *, num_fwd_outputs: int,
@@ -139,7 +139,7 @@ class _Partitioner(CustomPartitionerFn):
                  **_: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         backend = self.backend
         given = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
-        # Inductor's passes leave results that lie elsewhere than their views say.
+        # After Inductor's passes, the memory of results may differ from what their metadata says.
         FakeTensorProp(gm, detect_fake_mode(given)).propagate_dont_convert_inputs(*given)
         joint = Joint.of(gm, self.arguments, num_fwd_outputs)
         self.step = step = FusedStep(joint, backend.settings, backend.ledger, self.device, backend.name, *self.outside)
@@ -175,9 +175,9 @@ class _Partitioner(CustomPartitionerFn):
 
 
 def saved(joint: Joint, document: Mapping[str, Any]) -> list[fx.Node]:
-    """The nodes of a joint graph that a plan has ready when the backward pass begins, and what else that needs.
+    """The nodes of a joint graph that a plan saves for the backward pass, and what else that pass needs.
 
-    What is drawn at random is saved whatever the plan says: Inductor does not draw it again.
+    Random numbers are saved whatever the plan says: Inductor does not draw them again.
     """
     graph = joint.module.graph
     kept = _kept(document, {node.name: node for node in graph.nodes})
@@ -204,7 +204,7 @@ def saved(joint: Joint, document: Mapping[str, Any]) -> list[fx.Node]:
 
 
 def _kept(document: Mapping[str, Any], named: Mapping[str, fx.Node]) -> set[fx.Node]:
-    """What the forward pass of a planned graph leaves for the backward pass."""
+    """The nodes that the forward pass of a planned graph leaves for the backward pass."""
     nodes = document["nodes"]
     barrier = next(index for index, node in enumerate(nodes) if node["op"] == BARRIER)
     read = {value for node in nodes[barrier + 1:] for value in node.get("inputs", [])}

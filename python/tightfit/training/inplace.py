@@ -1,8 +1,8 @@
-"""Calls that write their result over an input that nobody needs any more: PyTorch's own in-place methods and `out=`.
+"""Calls that overwrite an input that is no longer needed with their result: PyTorch's own in-place methods and `out=`.
 
-Invariant: a call is written over an input only where that was tried on tensors of its shapes, types and strides, on its
-device: the same bits came out, and no more memory was taken beside. Only operators that compute element by element, or
-row by row as softmax does, are tried at all, since what others do with overlapping memory is not defined.
+Invariant: a call overwrites an input only if that was tried on tensors of its shapes, types and strides, on its device:
+the result had the same bits, and took no more additional memory. Only operators that compute element by element, or row
+by row as softmax does, are tried at all, since what others do with overlapping memory is undefined.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 
 aten = torch.ops.aten
 
-# They compute element by element, and are not tagged so.
+# Operators that compute element by element but are not tagged as such.
 _ELEMENTS = {aten.elu_backward.default, aten.hardsigmoid_backward.default, aten.hardswish.default,
              aten.hardtanh_backward.default, aten.huber_loss_backward.default, aten.leaky_relu_backward.default,
              aten.masked_fill.Tensor, aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default,
              aten.softplus_backward.default}
-# Each row of theirs is read before it is written.
+# Operators that read each row before they write it.
 _ROWS = {aten._softmax.default, aten._log_softmax.default, aten._softmax_backward_data.default,
          aten._log_softmax_backward_data.default}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -28,7 +28,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True)
 class Overwriting:
-    """An operator that computes the same, and writes it over the argument at a position."""
+    """An operator that computes the same, and overwrites the argument at a position with it."""
 
     overload: torch._ops.OpOverload
     position: int
@@ -41,7 +41,7 @@ class Overwriting:
 
 
 def overwriting(overload: torch._ops.OpOverload, position: int) -> Overwriting | None:
-    """How an operator is written over the argument at a position, where PyTorch has a way that needs no memory."""
+    """How an operator can overwrite the argument at a position, if PyTorch has a way that needs no memory."""
     if torch.Tag.pointwise not in overload.tags and overload not in _ELEMENTS | _ROWS:
         return None
     schema = overload._schema
@@ -55,7 +55,7 @@ def overwriting(overload: torch._ops.OpOverload, position: int) -> Overwriting |
             return Overwriting(found, 0, None)
     for found in _overloads(name):
         keyword = _result(found, schema)
-        # What is generated from an operator without `out=` computes somewhere else, and copies.
+        # Overloads generated from an operator without `out=` compute elsewhere, and copy.
         if keyword is not None and torch.Tag.generated not in found.tags:
             return Overwriting(found, position, keyword)
     return None
@@ -82,14 +82,14 @@ def _overloads(name: str) -> Iterator[torch._ops.OpOverload]:
 
 def tried(overload: torch._ops.OpOverload, made: Callable[[], tuple[list[Any], dict[str, Any]]],
           peak_of: Callable[[Callable[[], Any]], int], most: int) -> list[int]:
-    """The positions of arguments that a call can be written over. `made` makes its arguments anew; `peak_of` says how
-    many bytes a call takes, which may be `most`."""
+    """The positions of arguments that a call can overwrite. `made` makes its arguments from scratch; `peak_of` measures
+    the bytes that a call takes, which may be at most `most`."""
     positions = []
     for position in range(len(overload._schema.arguments)):
         how = overwriting(overload, position)
         if how is None:
             continue
-        # One call's tensors at a time: those of the last position are gone.
+        # The tensors of one call at a time: those of the previous position are freed.
         taken = _taken(overload, how, made, peak_of)
         positions += [position] if taken is not None and taken <= most else []
     return positions
@@ -97,7 +97,7 @@ def tried(overload: torch._ops.OpOverload, made: Callable[[], tuple[list[Any], d
 
 def _taken(overload: torch._ops.OpOverload, how: Overwriting, made: Callable[[], tuple[list[Any], dict[str, Any]]],
            peak_of: Callable[[Callable[[], Any]], int]) -> int | None:
-    """The bytes that a call takes where it overwrites an argument; `None` where that is not the same call."""
+    """The bytes that a call takes if it overwrites an argument; `None` if the result is not the same."""
     args, kwargs = made()
     over = args[how.position] if how.position < len(args) else None
     if not isinstance(over, torch.Tensor):

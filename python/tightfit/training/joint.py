@@ -1,12 +1,12 @@
 """A joint graph of AOTAutograd, forward and backward pass in one, as a graph to plan with.
 
-Invariant: the graph says what separate calls of forward and backward pass hold. A barrier stands between them: it reads
-everything that the forward pass owes its caller, outputs and new contents of buffers alike, and makes the tangents. The
-batch is held to the end, as the caller holds it, and so are outputs and tangents. Random nodes draw from PyTorch's
-running generator, in their order.
+Invariant: the graph holds what separate calls of forward and backward pass hold. A barrier separates them: it reads
+everything that the forward pass returns to its caller, outputs and new contents of buffers alike, and makes the
+tangents. The batch is held to the end, as the caller holds it, and so are outputs and tangents. Random nodes draw from
+PyTorch's running generator, in their order.
 
-Where the updates of the parameters are part of it, nothing stands between: the graph is one sequence, in which a
-parameter is updated behind everything that reads what it was, and the barrier is its end.
+If the updates of the parameters are part of it, nothing separates them: the graph is one sequence, in which a parameter
+is updated after everything that reads its old value, and the barrier is its end.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from ..simplify import equivalent, shorten
 aten = torch.ops.aten
 
 BARRIER = "tightfit.barrier"
-# An argument that shows a part of what another argument brings; its number stands behind that.
+# Operator of an argument that shares the storage of another one: takes that one, and this argument's index.
 SHOWN = "tightfit.argument"
-# The update of a parameter by its gradient: its arguments.
+# Operator of the update of a parameter, which takes the parameter and its gradient.
 UPDATE = "tightfit.update"
 
-# They check what was checked while the graph was captured, and compute nothing.
+# They repeat checks that were made during capture, and compute nothing.
 _CHECKS = {aten._assert_tensor_metadata.default}
 
 
 @dataclass(frozen=True)
 class Argument:
-    """What an argument of the joint graph is: its name for readers, and whether a gradient of it is accumulated."""
+    """An argument of the joint graph: its name for messages, and whether its gradient is accumulated."""
 
     name: str
     is_parameter: bool
@@ -51,7 +51,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Update:
-    """What the update of a parameter costs: bytes beside the parameter, its gradient and its state, and seconds."""
+    """The cost of the update of a parameter: bytes besides the parameter, its gradient and its state, and seconds."""
 
     workspace: int
     seconds: float
@@ -74,7 +74,7 @@ class Joint:
 
     @staticmethod
     def of(module: fx.GraphModule, arguments: Sequence[Argument], outputs: int) -> Joint:
-        """The joint graph of a partitioner's arguments; `outputs` is how many of its results the forward pass has."""
+        """The joint graph of a partitioner's arguments; `outputs` is the forward pass's number of results."""
         placeholders = module.graph.find_nodes(op="placeholder")
         tangents = tuple(node for node in placeholders if "tangents" in str(node.target))
         primals = tuple(node for node in placeholders if node not in tangents)
@@ -98,7 +98,7 @@ class Joint:
 
 
 def _known(module: fx.GraphModule, arguments: Mapping[fx.Node, Argument]) -> None:
-    """Refuses tensors of kinds that plans do not know."""
+    """Refuses tensors of kinds that plans do not support."""
     for node in module.graph.nodes:
         for value in tensors(node.meta.get("val")):
             what = repr(arguments[node].name) if node in arguments else f"the result of {node.target}"
@@ -111,8 +111,7 @@ def _known(module: fx.GraphModule, arguments: Mapping[fx.Node, Argument]) -> Non
 
 
 def _simplify(module: fx.GraphModule, outputs: int) -> None:
-    """Takes out what computes nothing. What is drawn at random is drawn though nobody reads it: the next one who draws
-    would draw something else."""
+    """Removes what computes nothing. Unread random numbers are drawn even so: the next draw would differ."""
     graph = module.graph
     [output] = graph.find_nodes(op="output")
     owed = {result for result in output.args[0][:outputs] if isinstance(result, fx.Node)}
@@ -139,11 +138,11 @@ def _asserts(node: fx.Node) -> bool:
 
 
 def _dropout_as_eager(graph: fx.Graph) -> None:
-    """Rewrites the backward pass of dropout on processors as what eager runs there.
+    """Rewrites the backward pass of dropout on processors as eager runs it there.
 
-    Eager has no dropout operator on processors: it multiplies by the mask divided by the share that is kept, which in 16
-    bits is rounded; `native_dropout_backward` multiplies by the scale in 32 bits instead. In more bits both are the same,
-    and the operator holds the scaled mask twice, which calls of their own need not.
+    Eager has no dropout operator on processors: it multiplies by the mask divided by the share that is kept, which in
+    16 bits is rounded; `native_dropout_backward` multiplies by the scale in 32 bits instead. In more bits the results
+    are the same, but the operator holds the scaled mask twice, which separate calls need not.
     """
     for node in graph.find_nodes(op="call_function", target=aten.native_dropout_backward.default):
         gradient, mask, scale = node.args
@@ -162,7 +161,7 @@ def _dropout_as_eager(graph: fx.Graph) -> None:
             kept.meta["val"] = mask.meta["val"].to(value.dtype)
             noise.meta["val"] = torch.empty_like(kept.meta["val"])
             made = value * noise.meta["val"]
-            # Views of the result lie in the memory that it has.
+            # Views of the result share the storage of the old value, which is kept if its strides are right.
             product.meta["val"] = node.meta["val"] if node.meta["val"].stride() == made.stride() else made
         node.replace_all_uses_with(product)
         graph.erase_node(node)
@@ -178,14 +177,14 @@ def following(graph: fx.Graph, tangents: Sequence[fx.Node]) -> list[fx.Node]:
 
 
 def _forward_first(graph: fx.Graph, tangents: Sequence[fx.Node]) -> None:
-    """Moves what does not follow from a tangent before what does."""
+    """Moves calls that do not depend on a tangent before those that do."""
     [output] = graph.find_nodes(op="output")
     for node in following(graph, tangents):
         output.prepend(node)
 
 
 def _keep_old_versions(graph: fx.Graph) -> None:
-    """Copies what a buffer held for whoever reads it behind the call that writes it."""
+    """Copies a buffer's new contents for calls that read them after they were written to the buffer."""
     order = {node: index for index, node in enumerate(graph.nodes)}
     for write in graph.find_nodes(op="call_function", target=aten.copy_.default):
         source = write.args[0]
@@ -210,25 +209,26 @@ def document(joint: Joint, name: str, *, accumulated: frozenset[int] = frozenset
              states: Mapping[int, int] | None = None) -> dict[str, Any]:
     """The joint graph as tightfit-graph/1.
 
-    `accumulated` are the arguments whose gradients are there when the step begins: what the backward pass computes is
-    added to them where it stands. All other gradients are results. `between` are bytes that are taken between the two
-    calls and given back before the second, as by a loss outside of the model. `holds_outputs` says that the caller holds
-    the outputs during the backward pass, and not only until it begins.
+    `accumulated` are the arguments whose gradients exist when the step begins: what the backward pass computes is added
+    to them in place. All other gradients are results. `between` are bytes that are taken between the two calls and
+    freed before the second, as by a loss outside of the model. `holds_outputs` says that the caller holds the outputs
+    during the backward pass, and not only until it begins.
 
-    `updates` are the parameters that are updated by their gradients, by their positions; where it is given, there are no
-    tangents but the constant 1, and all outputs are held to the end.
+    `updates` are the parameters that are updated by their gradients, by their positions; if given, there are no
+    tangents except the constant 1, and all outputs are held to the end.
 
-    `states` are the bytes of the optimizer's state of each, where that and the parameters may be away: then nobody holds
-    a parameter when the step ends, and an update reads and writes its state.
+    `states` are the bytes of the optimizer's state of each, if state and parameters may be away: then parameters need
+    not be held when the step ends, and an update reads and writes its state.
 
     Arguments are called `argument_0` and so on, tangents `tangent_0` and so on, accumulated gradients `gradient_0` and
-    so on, states `state_0` and so on, by their positions. Results are called `output i` and `gradient i`, and what is held besides `held`.
+    so on, states `state_0` and so on, by their positions. Results are called `output i` and `gradient i`; whatever else
+    is held is called `held`.
     """
     return _Document(joint, name, accumulated, between, holds_outputs, updates, states).run()
 
 
 class _Document:
-    """The state of one translation: where each node's values are."""
+    """The state of one translation: each node's values."""
 
     def __init__(self, joint: Joint, name: str, accumulated: frozenset[int], between: int,
                  holds_outputs: bool, updates: Mapping[int, Update] | None, states: Mapping[int, int] | None) -> None:
@@ -243,7 +243,7 @@ class _Document:
         self.backward = set(following(joint.module.graph, joint.tangents))
         self.values: dict[fx.Node, ValueId | list[ValueId | None]] = {}
         self.names: dict[int, str] = {}
-        # The version that a written buffer has last.
+        # The last version of each written buffer.
         self.written: dict[fx.Node, ValueId] = {}
         self.own: set[int] = set()
         self.entered = False
@@ -280,7 +280,7 @@ class _Document:
         return builder.document()
 
     def _placeholders(self) -> dict[int, ValueId]:
-        """Placeholders of the arguments, of constants, and of gradients that are there; returns the last ones."""
+        """Makes placeholders of the arguments, of constants, and of existing gradients; returns the last ones."""
         joint, builder = self.joint, self.builder
         first: dict[int, ValueId] = {}
         for index, (argument, node) in enumerate(zip(joint.arguments, joint.primals, strict=True)):
@@ -289,14 +289,14 @@ class _Document:
                 continue
             storage, name = _storage(value), f"argument_{index}"
             if storage in first:
-                # It shows what another argument brought.
+                # It shares the storage of an earlier argument.
                 [made] = builder.node(name, SHOWN, "forward", [first[storage], index], {}, [value], cost=False)
                 self.values[node] = made
             else:
                 parameter = argument.name if argument.phase != "input" else None
                 self.values[node] = first[storage] = builder.placeholder(name, argument.phase, value, parameter=parameter)
                 if self.states is not None:
-                    # What is away while it is captured has no memory.
+                    # Tensors that are away during capture have no memory.
                     builder.enlarge(first[storage], _span(value))
         for node in joint.module.graph.find_nodes(op="get_attr"):
             value = getattr(joint.module, str(node.target))
@@ -329,7 +329,7 @@ class _Document:
         self.entered = True
 
     def _ones(self) -> None:
-        """The gradients of losses by themselves."""
+        """Makes the gradients of losses with respect to themselves."""
         for node in self.joint.tangents:
             value = node.meta["val"]
             [self.values[node]] = self.builder.node(
@@ -399,7 +399,7 @@ class _Document:
         return self.written.get(node) or self._value(node)
 
     def _owned(self, index: int, gradient: fx.Node) -> ValueId:
-        """The gradient in memory of its own, laid out as autograd lays gradients out: like the parameter."""
+        """The gradient in memory of its own, with the layout that autograd uses: like the parameter."""
         value, like = gradient.meta["val"], self.joint.primals[index].meta["val"]
         storage = _storage(value)
         given = {_storage(node.meta["val"]) for node in self.joint.primals if isinstance(node.meta["val"], torch.Tensor)}
@@ -427,7 +427,7 @@ def _is_parameter(node: fx.Node, joint: Joint) -> bool:
 
 
 def _due(joint: Joint, updates: Mapping[int, Update]) -> dict[fx.Node, list[int]]:
-    """Behind which node each parameter may be updated: its gradient is there, and nobody reads what it was any more."""
+    """The node after which each parameter may be updated: its gradient exists, its old value is no longer read."""
     read = {_storage(joint.primals[index].meta["val"]): index for index in updates}
     last: dict[int, fx.Node] = {}
     for node in joint.module.graph.nodes:
@@ -446,7 +446,7 @@ def _due(joint: Joint, updates: Mapping[int, Update]) -> dict[fx.Node, list[int]
 
 
 def _as_written(result: Any) -> Any:
-    """One of several results, as the format has it: on CUDA the random state that attention returns has no sign."""
+    """One of several results, in a type of the format: on CUDA, attention's random state is unsigned."""
     if isinstance(result, torch.Tensor) and result.dtype == torch.uint64:
         with torch.no_grad():
             return result.view(torch.int64)

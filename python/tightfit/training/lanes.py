@@ -1,7 +1,7 @@
-"""The two lanes between a device and the tier below: one leads there, one back, and each moves one thing after another.
+"""The two lanes between a device and the tier below: one in each direction, each moving one thing after another.
 
-Invariant: a transfer begins behind everything that the device was told to compute before it, and whoever waits for it
-goes on when it has arrived; until then it holds both ends.
+Invariant: a transfer begins after all work submitted to the device before it, and a waiting caller continues when it
+has arrived; until then it keeps both ends alive.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ..errors import OffloadError
 
 
 class Transfer(Protocol):
-    """A transfer that was begun."""
+    """A transfer in progress."""
 
     def wait(self) -> None:
-        """What the device is told to do from here on is done when the transfer has arrived."""
+        """Makes work submitted to the device from here on run only after the transfer has arrived."""
 
     def finish(self) -> None:
         """Returns when it has arrived."""
@@ -31,7 +31,7 @@ class Lanes(Protocol):
     """Both lanes of a device."""
 
     def prepared(self, memory: torch.Tensor) -> torch.Tensor:
-        """Memory of the tier as the lanes want it."""
+        """Memory of the tier, made ready for the lanes."""
 
     def out(self, slot: Any, storage: torch.UntypedStorage) -> Transfer:
         """Begins to copy what is in a storage to a slot."""
@@ -40,12 +40,12 @@ class Lanes(Protocol):
         """Begins to copy what is in a slot to a storage."""
 
     def finish(self) -> None:
-        """Returns when everything that somebody waited for has arrived."""
+        """Returns when every transfer that was waited for has arrived."""
 
 
 class _Copying:
-    """A copy that a thread makes. The thread knows addresses alone: what it would hold would outlast the copy, until the
-    interpreter lets the thread go on."""
+    """A copy made by a thread. The thread gets only addresses: objects that it held would outlive the copy, until the
+    interpreter runs the thread again."""
 
     __slots__ = ("_ends", "_future")
 
@@ -61,12 +61,12 @@ class _Copying:
     finish = wait
 
     def __del__(self) -> None:
-        # A step that was given up leaves it on its way.
+        # An abandoned step leaves it in progress.
         self.wait()
 
 
 class ThreadLanes:
-    """Lanes of a processor: a thread each, which copies while others compute."""
+    """Lanes of a processor: one thread each, which copies while other threads compute."""
 
     def __init__(self) -> None:
         self._out, self._back = (ThreadPoolExecutor(1, thread_name_prefix=f"tightfit-{name}") for name in ("out", "back"))
@@ -81,10 +81,10 @@ class ThreadLanes:
         return self._copied(self._back, slot, storage, storage.data_ptr(), slot.bytes.data_ptr())
 
     def finish(self) -> None:
-        """Who waited for a thread waited until it was done."""
+        """Nothing to do: waiting for a thread's copy waits until it is complete."""
 
     def _copied(self, lane: ThreadPoolExecutor, slot: Any, storage: torch.UntypedStorage, there: int, here: int) -> _Copying:
-        """Copies without PyTorch's threads, which are for computing; the interpreter's lock is let go meanwhile."""
+        """Copies without PyTorch's threads, which are for computing; the interpreter's lock is released meanwhile."""
         size = min(storage.nbytes(), slot.bytes.numel())
         return _Copying(lane.submit(_move, there, here, size), (slot, storage))
 
@@ -94,7 +94,7 @@ def _move(there: int, here: int, size: int) -> None:
 
 
 class _Streaming:
-    """A copy that a stream makes."""
+    """A copy made by a stream."""
 
     __slots__ = ("_ends", "_event")
 
@@ -112,7 +112,7 @@ class _Streaming:
             self._event.synchronize()
 
     def __del__(self) -> None:
-        # A step that was given up leaves it on its way: what becomes of either end comes behind it.
+        # An abandoned step leaves it in progress: any later use of either end has to come after it.
         self.wait()
 
 
@@ -124,7 +124,7 @@ class StreamLanes:
         self._out, self._back = torch.cuda.Stream(device), torch.cuda.Stream(device)
 
     def prepared(self, memory: torch.Tensor) -> torch.Tensor:
-        """Pins the memory as long as it is there: a copy is only then beside the computation."""
+        """Pins the memory as long as it exists: only then do copies overlap with computation."""
         library, address = torch.cuda.cudart(), memory.data_ptr()
         failed = library.cudaHostRegister(address, memory.numel(), 0)
         if int(failed):

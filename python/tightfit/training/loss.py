@@ -1,4 +1,4 @@
-"""What a loss outside of the model takes: guessed at first, counted in the first steps, and planned for from then on.
+"""The memory of a loss outside of the model: first guessed, counted in the first steps, then planned for.
 
 Invariant: what was counted once is planned for, and what is counted later only adds to it.
 """
@@ -11,28 +11,28 @@ from .counting import Counted, Tally, is_in_backward
 from .ledger import Ledger, Pending
 from .survey import Surveyed
 
-# After so many forward passes without a count the guess stays: another profiler may be active, and some forward passes have
-# no backward pass.
+# Number of forward passes without a count after which the guess stays: another profiler may be active, and some forward
+# passes have no backward pass.
 _TRIES = 3
-# Less than this fits into the reserve, of which PyTorch itself takes a few kilobytes.
+# Bytes up to which a loss fits into the reserve, of which PyTorch itself takes a few kilobytes.
 _SMALL = 32 << 10
-# The margin of a loss that was seen to grow.
+# Factor applied to a loss that was seen to grow.
 _GROWTH = 1.125
 
 
 @dataclass(frozen=True)
 class LossMemory:
-    """Bytes that a loss outside of the model takes, besides the gradients of the model's outputs: `between` are given back
-    before the backward pass of the model begins, and `kept` are there until it ends."""
+    """Bytes that a loss outside of the model takes, besides the gradients of the model's outputs: `between` are freed
+    before the backward pass of the model begins, and `kept` are held until it ends."""
 
     between: int
     kept: int = 0
 
 
 class Loss:
-    """What is known of the loss that follows one captured graph. The graph's differentiable `outputs` take this many bytes
-    in 32 bits, their `gradients` this many in the graph, and `declared` is what the user says the loss takes between the
-    passes. Without `is_counted`, what was declared or guessed stays."""
+    """What is known about the loss that follows one captured graph. The graph's differentiable `outputs` take this many
+    bytes in 32 bits, their `gradients` this many in the graph, and `declared` is what the user says the loss takes
+    between the passes. Without `is_counted`, what was declared or guessed stays."""
 
     def __init__(self, outputs: int, gradients: int, declared: int | None, ledger: Ledger, *, is_counted: bool = True) -> None:
         self.outputs = outputs
@@ -47,18 +47,18 @@ class Loss:
 
     @property
     def memory(self) -> LossMemory:
-        """The figures that a plan is made with."""
+        """The figures to plan with."""
         if self._counted is not None:
             return self._counted
         if self.declared is not None:
             return LossMemory(self.declared)
-        # Twice the outputs in 32 bits is what a softmax with cross-entropy takes; what was counted for other shapes is better.
+        # Twice the outputs in 32 bits is what a softmax with cross-entropy takes; counts for other shapes are better.
         between, kept = self.ledger.shares or (2.0, 0.0)
         return LossMemory(int(between * self.outputs), int(kept * self.outputs))
 
     @property
     def is_known(self) -> bool:
-        """Whether the figures are not going to be replaced by a first count."""
+        """Whether no first count will replace the figures."""
         return self._is_never_counted or self._counted is not None or self.outputs == 0 or self._tries >= _TRIES
 
     @property
@@ -67,29 +67,29 @@ class Loss:
         return not self.is_known and self.declared is None and self.ledger.shares is None
 
     def is_counted(self, calls: int) -> bool:
-        """Whether the step of forward pass number `calls` is counted: until the loss is known, and then ever more rarely."""
+        """Whether the step of forward pass number `calls` is counted: until the loss is known, then ever less often."""
         if self._is_never_counted:
             return False
         self._tries += self._counted is None
         return self._counted is None or self._is_stale or calls & (calls - 1) == 0
 
     def before_backward(self, pending: Pending, surveyed: Surveyed) -> None:
-        """The loss has been computed, and autograd's graph holds this."""
+        """Called when the loss has been computed, with what its autograd graph holds."""
         held, tally = surveyed.held, pending.tally
         if tally is not None and tally.count.is_running and not is_in_backward():
             tally.before, tally.surveyed = tally.count.cut(), held
             tally.targets = min(max(held - tally.before.net - pending.released(), 0), surveyed.given)
         elif held > self._surveyed + _SMALL and (self._counted is not None or self._tries >= _TRIES):
-            # Not the loss that was counted. The next step is counted; until then, its backward pass is assumed to take as much
-            # again.
+            # This is not the loss that was counted. The next step is counted; until then, the loss's backward pass is
+            # assumed to take as much again.
             self._surveyed = int(held * _GROWTH)
             memory = self.memory
             self._counted = LossMemory(max(memory.between, 2 * self._surveyed), memory.kept)
             self._is_stale = True
 
     def counted(self, tally: Tally, section: Counted) -> None:
-        """This was counted from the end of the forward pass to the beginning of the model's backward pass."""
-        # Outputs that were let go in between do not make the loss smaller.
+        """Called with the count from the end of the forward pass to the beginning of the model's backward pass."""
+        # Outputs that were freed in between do not make the loss smaller.
         kept = max(section.net + tally.released + tally.targets - self.gradients, 0)
         between = max(section.peak + tally.targets - self.gradients - kept, 0)
         self._learn(between, kept, tally.surveyed)

@@ -1,11 +1,12 @@
-"""Causal masks that transformers writes out where it is traced, and leaves out otherwise.
+"""Causal masks that transformers builds when it is traced, and leaves out otherwise.
 
-Invariant: a call of attention loses its mask only where transformers made the mask of constants, and the mask, once it was
-computed, is the causal one. The call is then the one that transformers makes in eager mode: without a mask, `is_causal`, and
-with keys and values whose heads are not repeated.
+Invariant: a call of attention loses its mask only if transformers made the mask from constants, and the computed mask
+is the causal one. The call is then the one that transformers makes in eager mode: without a mask, `is_causal`, and with
+keys and values whose heads are not repeated.
 
-transformers.masking_utils leaves a mask out if it is causal and nothing more, which it decides by values; it cannot when it
-is traced, so it builds one. With one, PyTorch takes another kernel, slower and larger than FlashAttention, with other bits.
+transformers.masking_utils leaves a mask out if it is just causal, which it decides by its values; when it is traced it
+cannot, so it builds one. With a mask, PyTorch uses another kernel, slower and larger than FlashAttention, with other
+bits.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from torch.utils._python_dispatch import _disable_current_modes
 _ATTENTION = functional.scaled_dot_product_attention
 _SOURCE = os.path.join(os.sep, "transformers", "masking_utils.py")
 _CALLER = os.path.join(os.sep, "transformers", "integrations", "sdpa_attention.py")
-# What stands there in the lines that narrow a mask.
+# Words in those lines of transformers that narrow a mask.
 _WINDOW, _CHUNKS = "sliding_window", "chunk_size"
 # `a += b` and `a[b] = c`; `operator.and_` and the like end in `_` and write nothing.
 _IN_PLACE = {getattr(operator, name) for name in (
     "setitem", "iadd", "iand", "iconcat", "ifloordiv", "ilshift", "imatmul", "imod", "imul", "ior", "ipow", "irshift", "isub",
     "itruediv", "ixor")}
 _PURE = {operator.and_, operator.or_, operator.not_, operator.is_}
-# Larger masks are left as they are.
+# The most elements of a mask that is examined; larger masks are left as they are.
 _MOST = 1 << 28
-# Beyond these heads, transformers repeats them in eager mode as well.
+# The largest head size for which transformers does not repeat heads in eager mode.
 _LARGEST_HEAD = 256
 
 
@@ -57,8 +58,8 @@ def leave_out(module: fx.GraphModule) -> None:
             _rewrite(node)
             changed = True
     if changed:
-        # What led to the mask is dead, which AOTAutograd sees for itself. Dynamo's graph still holds calls that write in place
-        # and whose results are not read.
+        # The nodes that computed the mask are dead, which AOTAutograd handles. They are not eliminated here, since
+        # Dynamo's graph still holds calls that write in place and whose results are not read.
         module.recompile()
 
 
@@ -78,7 +79,7 @@ def _shape(node: Any) -> tuple[int, ...]:
 
 
 def _before_repeating(node: fx.Node) -> fx.Node | None:
-    """What `repeat_kv` of transformers repeated: `x[:, :, None, :, :].expand(…).reshape(…)`."""
+    """The input of transformers' `repeat_kv`: `x[:, :, None, :, :].expand(…).reshape(…)`."""
     expanded = _of_method(node, "reshape")
     indexed = _of_method(expanded, "expand")
     every = slice(None)
@@ -93,7 +94,7 @@ def _before_repeating(node: fx.Node) -> fx.Node | None:
 
 
 def _of_method(node: fx.Node | None, name: str) -> fx.Node | None:
-    """What a method is called on, if a node is a call of it."""
+    """The object of a method call, if a node is a call of that method."""
     if node is None or node.op != "call_method" or node.target != name or not isinstance(node.args[0], fx.Node):
         return None
     return node.args[0]
@@ -108,7 +109,7 @@ def _is_causal(mask: fx.Node) -> bool:
             if sources is None or any(_is_kept(node, mask) for node in sources):
                 return False
             value = _value(sources)
-        except Exception:  # noqa: BLE001: what does not run on its own, such as calls under vmap
+        except Exception:  # noqa: BLE001: e.g. calls under vmap do not run on their own
             return False
         is_drawn = not torch.equal(torch.get_rng_state(), before)
         triangle = torch.ones(value.shape[-2:], dtype=torch.bool).tril()
@@ -116,9 +117,9 @@ def _is_causal(mask: fx.Node) -> bool:
 
 
 def _is_kept(node: fx.Node, mask: fx.Node) -> bool:
-    """Whether transformers makes the mask in eager mode as well: with chunks, and with a window that is no larger than the
+    """Whether transformers makes the mask in eager mode as well: with chunks, or a window no larger than the
     sequence."""
-    # The line, and below it, in some versions of Python, a mark under the call.
+    # The line, followed in some versions of Python by a marker line below the call.
     line = " ".join(_trace(node).strip().splitlines()[-2:])
     if _WINDOW in line and node.target is operator.sub:
         return not isinstance(node.args[1], int) or node.args[1] <= _shape(mask)[-1]
@@ -126,7 +127,7 @@ def _is_kept(node: fx.Node, mask: fx.Node) -> bool:
 
 
 def _is_transformers_own() -> bool:
-    """Whether masks are those of transformers, and no others were registered in their place."""
+    """Whether transformers' own mask functions are in use, with no others registered in their place."""
     source = sys.modules.get("transformers.masking_utils")
     return source is None or source.ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] is source.sdpa_mask
 
@@ -136,7 +137,7 @@ def _trace(node: fx.Node) -> str:
 
 
 def _value(sources: Sequence[fx.Node]) -> torch.Tensor:
-    """What the last of these calls returns."""
+    """The result of the last of these calls."""
     found: dict[fx.Node, Any] = {}
     for node in sources:
         args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), found.__getitem__)
@@ -147,7 +148,7 @@ def _value(sources: Sequence[fx.Node]) -> torch.Tensor:
 
 
 def _sources(mask: fx.Node) -> list[fx.Node] | None:
-    """What a mask is computed from, itself included, in the graph's order; `None` if that is more than constants."""
+    """The nodes that compute a mask, itself included, in the graph's order; `None` if not only from constants."""
     sources, pending = {mask}, [mask]
     while pending:
         for source in pending.pop().all_input_nodes:
@@ -159,7 +160,7 @@ def _sources(mask: fx.Node) -> list[fx.Node] | None:
         example = node.meta.get("example_value")
         if node.op not in ("call_function", "call_method") or (isinstance(example, torch.Tensor) and example.numel() > _MOST):
             return None
-    # A write into a view is a write into what it is a view of.
+    # A write to a view is a write to its base.
     if any(_writes(node) and storages & {_storage(given) for given in node.all_input_nodes} for node in mask.graph.nodes):
         return None
     return sorted(sources)
@@ -171,7 +172,7 @@ def _storage(node: fx.Node) -> int | None:
 
 
 def _writes(node: fx.Node) -> bool:
-    """Whether a call may write into what it is given."""
+    """Whether a call may write to its arguments."""
     target = node.target
     if node.op not in ("call_function", "call_method") or isinstance(target, torch._ops.HigherOrderOperator):
         return node.op not in ("placeholder", "get_attr", "output")
@@ -184,5 +185,5 @@ def _writes(node: fx.Node) -> bool:
 
 
 def _on_processor(item: Any) -> Any:
-    """The processor in place of another device: masks are computed where there is room."""
+    """Replaces any other device by the processor: masks are computed where there is room."""
     return torch.device("cpu") if isinstance(item, torch.device) else item

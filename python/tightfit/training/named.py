@@ -1,7 +1,7 @@
 """The backend by its name: `torch.compile(model, backend="tightfit", options={"budget": "6GiB"})`.
 
 Invariant: a budget is for the whole step, so a model that breaks into several graphs is refused; without options the
-environment's `TIGHTFIT_BUDGET` says how much there is.
+environment variable `TIGHTFIT_BUDGET` gives it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .settings import Settings, settings
 
 _OPTIONS = ("budget", "differentiable_outputs", "loss_memory", "deadline", "fused", "offload", "planner")
 
-# One for each function that is compiled, and what it was compiled with.
+# One backend for each compiled function and its settings.
 _backends: dict[tuple[Any, Settings], Backend] = {}
 
 
 def tightfit(module: fx.GraphModule, examples: Sequence[Any], *, options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
-    """Compiles a graph that Dynamo captured. Of the model's tensors it counts those that the graph uses."""
+    """Compiles a graph that Dynamo captured. Of the model's tensors, only those that the graph uses are counted."""
     given = dict(options or {})
     unknown = sorted(set(given) - set(_OPTIONS))
     if unknown:

@@ -1,11 +1,11 @@
 """cuDNN's batch normalization, captured as itself.
 
-Invariant: while a step is captured, and only in the thread that captures it, what eager mode would run by cuDNN is recorded
-as an operator that PyTorch runs by cuDNN; otherwise PyTorch is what it was.
+Invariant: while a step is captured, and only in the thread that captures it, what eager mode would run with cuDNN is
+recorded as an operator that PyTorch runs with cuDNN; otherwise PyTorch is unchanged.
 
-`cudnn_batch_norm` writes running statistics without saying so, and when PyTorch traces it, it therefore takes the native
-kernel in its place (torch/_decomp/decompositions.py), whose results differ by rounding. `_batch_norm_with_update` says what
-it writes, and takes cuDNN's kernel where `cudnn_batch_norm` would be taken.
+`cudnn_batch_norm` writes running statistics without declaring it, so when PyTorch traces it, it uses the native kernel
+instead (torch/_decomp/decompositions.py), whose results differ by rounding. `_batch_norm_with_update` declares what it
+writes, and uses cuDNN's kernel where eager mode would call `cudnn_batch_norm`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def captured() -> Iterator[None]:
 
 
 def _replace() -> None:
-    """Puts the choice in front of what PyTorch traces, once."""
+    """Installs the choice in front of the function that PyTorch traces, once."""
     with _lock:
         native = _OPERATOR.py_kernels.get(_KEY)
         if native is not None and not getattr(native, "is_choice", False):
@@ -47,12 +47,12 @@ def _replace() -> None:
 
 
 def _choice(native: Callable[..., Any]) -> Callable[..., Any]:
-    """cuDNN's kernel in a thread that captures a training step, and else `native`."""
+    """cuDNN's kernel on a thread that captures a training step, otherwise `native`."""
 
     def normalized(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,  # noqa: A002: PyTorch's name
                    running_mean: torch.Tensor | None, running_var: torch.Tensor | None, training: bool,
                    exponential_average_factor: float, epsilon: float) -> tuple[torch.Tensor, ...]:
-        # Without a device, nothing tells how much cuDNN saves for the backward pass.
+        # Without a device, it is unknown how much cuDNN saves for the backward pass.
         is_whole = getattr(_here, "is_capturing", False) and torch.cuda.is_available()
         if not (is_whole and training and running_mean is not None):
             return native(input, weight, bias, running_mean, running_var, training, exponential_average_factor, epsilon)

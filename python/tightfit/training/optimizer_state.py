@@ -1,6 +1,6 @@
-"""Bytes of the state that optimizers keep: what is there, or what a class of optimizers will make.
+"""Bytes of the state that optimizers keep: existing state, or what a class of optimizers will make.
 
-Invariant: what is there is counted as it is; what is not there yet is reserved by PyTorch's own rules for the class.
+Invariant: existing state is counted as it is; future state is reserved by PyTorch's own rules for the class.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _rmsprop(options: Mapping[str, Any]) -> int:
     return 1 + bool(options.get("momentum")) + bool(options.get("centered"))
 
 
-# Copies of a parameter that its state has, by the class's name and the options of its group (torch.optim, 2.15).
+# Number of copies of a parameter in its state, by the class's name and the options of its group (torch.optim, 2.15).
 _COPIES: dict[str, Callable[[Mapping[str, Any]], int]] = {
     "adadelta": lambda options: 2,
     "adagrad": lambda options: 1,
@@ -40,18 +40,18 @@ _COPIES: dict[str, Callable[[Mapping[str, Any]], int]] = {
     "sparseadam": lambda options: 2,
 }
 
-# Those that keep one state for all parameters, with the first of them.
+# Optimizers that keep one state for all parameters, under the first of them.
 _OF_ALL = ("lbfgs",)
 
-# Of the count of steps that a parameter's state has beside its copies.
+# Bytes of the step count that a parameter's state has besides its copies.
 _STEP = 8
 
 
 def state_bytes(optimizer: Any, parameters: Iterable[torch.Tensor]) -> int:
     """Bytes of the state of an optimizer for these parameters on their device.
 
-    `optimizer` is an optimizer, its class, or the name of one of PyTorch's classes. Of an optimizer of another class
-    only what is there counts. Raises `OptionError`.
+    `optimizer` is an optimizer, its class, or the name of one of PyTorch's classes. For an optimizer of another class
+    only existing state counts. Raises `OptionError`.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if isinstance(optimizer, torch.optim.Optimizer):

@@ -1,7 +1,7 @@
-"""From a joint graph and bytes to the two functions that run it within them.
+"""From a joint graph and a budget to the two functions that run it within that.
 
 Invariant: what is generated was planned and checked by the compiled planner; the same graph, costs and budget give the
-plan that was kept on disk, where it was.
+plan that was kept on disk, if there is one.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .code import Code, generate
 from .joint import BARRIER
 from .transfers import Move, Transfers, movable
 
-# One of those that take what a graph records: for calls without seconds, where nobody names one.
+# A machine that uses what the graph records; it predicts calls without seconds if no machine is named.
 _MACHINE = "a100-80gb"
-# How many plans are kept on disk.
+# Number of plans kept on disk.
 _PLANS = 64
 
 
@@ -31,9 +31,9 @@ class Swapped:
     """A tensor that leaves the device after one access and is back for the next one.
 
     `node` makes it, and it takes `bytes`. `last_access` and `next_access` are the nodes between which it is away, and
-    behind `in_trigger` it begins to return; each is `None` where there is none: at the start or the end of the step.
-    `idle_seconds` pass between the two accesses. The transfer out takes `out_seconds` (`None` where the tier has the
-    tensor already) and the one back `back_seconds`, which leave `free_seconds`; calls wait `stall_seconds` for them. All
+    after `in_trigger` it begins to return; each is `None` if there is none: at the start or the end of the step.
+    `idle_seconds` pass between the two accesses. The transfer out takes `out_seconds` (`None` if the tier already has
+    the tensor) and the one back `back_seconds`, which leave `free_seconds`; calls wait `stall_seconds` for them. All
     are predicted.
     """
 
@@ -52,7 +52,7 @@ class Swapped:
 
 @dataclass(frozen=True)
 class Held:
-    """A plan: the most bytes that its graph holds, its predicted seconds, and what else is known of it."""
+    """A plan: the most bytes that its graph holds, its predicted seconds, and what else is known about it."""
 
     peak: int
     seconds: float
@@ -61,16 +61,16 @@ class Held:
     bound_seconds: float | None
     recomputed: int
     document: dict[str, Any]
-    # What it moves between the document's nodes, and the bytes of the tier that it needs.
+    # Its moves between the document's nodes, and the bytes of the tier that it needs.
     moves: Sequence[Move] = ()
     below: int = 0
-    # What is away when: the facts of a `Swapped` each.
+    # The tensors that are away: for each, the fields of a `Swapped`.
     swapped: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)
 class Below:
-    """A tier: its bytes, bytes per second there and back, and seconds that a transfer takes besides."""
+    """A tier: its bytes, bytes per second there and back, and the latency of a transfer in seconds."""
 
     size: int
     out: float
@@ -81,9 +81,9 @@ class Below:
 def held(document: Mapping[str, Any], budget: int | None, deadline: float,
          machine: str | None = None, below: Below | None = None, *, with_residents: bool = False,
          planner: str = "auto") -> Held:
-    """The fastest plan of a graph that a planner finds and that holds no more than the budget, or as few bytes as possible
-    without one. Calls that the graph has no seconds for are predicted for the machine. With a tier `below` the device what the step makes for
-    itself may be away there, and `with_residents` parameters and optimizer state.
+    """The fastest plan of a graph that a planner finds within the budget or, without one, a plan that holds as few
+    bytes as possible. Calls without seconds in the graph are predicted for the machine. With a tier `below` the device,
+    what the step makes for itself may be away there, and `with_residents` also parameters and optimizer state.
 
     Raises `InfeasibleBudget`.
     """
@@ -113,7 +113,7 @@ def _kept(name: str) -> Held | None:
 
 
 def apart(plan: Held) -> Held:
-    """The same plan where nothing is overwritten, as a graph that is kept for another backward pass needs it."""
+    """The same plan with nothing overwritten, as a graph that is kept for another backward pass needs it."""
     nodes = [{key: item for key, item in node.items() if key != "overwrites"} for node in plan.document["nodes"]]
     return _changed(plan, nodes)
 
@@ -139,8 +139,9 @@ def code(plan: Held, constants: Mapping[str, torch.Tensor], outputs: list[Any],
          update: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
          leave: Callable[[torch.Tensor], Any] | None = None, resident: Callable[[torch.Tensor, bool], Any] | None = None, *,
          keeps: bool = False) -> Code:
-    """The functions of a plan; `update` runs its updates, `leave` begins to move a tensor to the tier, and `resident` is
-    what moves a parameter or its state. Where the backward pass `keeps` what it starts from, it may run again."""
+    """The functions of a plan; `update` runs its updates, `leave` begins to move a tensor to the tier, and `resident`
+    returns the object that moves a parameter or its state. If the backward pass `keeps` its inputs, it may run
+    again."""
     transfers = Transfers(plan.document, plan.moves)
     return generate(plan.document, constants, outputs, update, transfers=transfers, leave=leave, resident=resident,
                     keeps=keeps)

@@ -1,7 +1,7 @@
-"""What the refusal of a call says.
+"""The text of the refusal of a call.
 
-Invariant: a budget that is named suffices, under the condition that stands beside it, for the call and for those that the
-loop makes behind it.
+Invariant: a budget that is named suffices, under the condition stated with it, for the call and for later ones of the
+loop.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .settings import too_few
 
 @dataclass(frozen=True)
 class Coming:
-    """What later calls hold that this one does not.
+    """What later calls hold in addition to this one.
 
-    `gradients` are bytes of gradients that the graph of the call does not compute, and what earlier calls would hold more
-    under a larger budget. `hooked` are bytes of gradients that hooks wait for, and `later` those that suffice for the graph
-    where a step begins with gradients; `None` where this one does, or none ever does. `waiting` is what each call that
-    waits for its backward pass may hold.
+    `gradients` are bytes of gradients that the graph of the call does not compute, plus what earlier calls would hold
+    in addition under a larger budget. `hooked` are bytes of gradients that hooks wait for, and `later` the bytes that
+    suffice for the graph if a step begins with gradients; `None` if this one does, or none ever does. `waiting` has the
+    bytes that each call that waits for its backward pass may hold.
     """
 
     gradients: int
@@ -32,7 +32,8 @@ class Coming:
 
 
 def refusal(step: Any, error: InfeasibleBudget, needed: int, others: Mapping[str, int], coming: Coming) -> InfeasibleBudget:
-    """The refusal of a graph in bytes of the whole budget, of which the graph needs so many; `others` are held beside it."""
+    """The refusal of a graph in terms of the whole budget, of which the graph needs `needed`; `others` are held as
+    well."""
     budget = step.settings.budget
     beside = step.outside + step.reserve + sum(others.values())
     needed += beside
@@ -55,7 +56,7 @@ def refusal(step: Any, error: InfeasibleBudget, needed: int, others: Mapping[str
 
 
 def _advice(step: Any, others: Mapping[str, int], coming: Coming) -> str:
-    """What else would help, and what the figures do not count."""
+    """Advice on what else would help, and on what the figures do not count."""
     advice = []
     if coming.begins_with_gradients:
         advice.append("Gradients of an earlier step count: where they are not added to, call zero_grad() before the forward pass")
@@ -68,5 +69,5 @@ def _advice(step: Any, others: Mapping[str, int], coming: Coming) -> str:
 
 
 def _place(node: str) -> str:
-    """Where in a step a node is, for its readers."""
+    """The place of a node in the step, for messages."""
     return "between the passes, where the loss is computed" if node == "barrier" else f"at {node!r}"

@@ -1,8 +1,9 @@
-"""What outlasts a step and may be away: parameters, and the optimizer's state of each.
+"""Residents, which outlive a step and may be away: parameters, and the optimizer's state of each.
 
-Invariant: they stay the objects that they are. Between two steps what is away can be read and written as ever, in the
-tier's own memory, so whoever looks at the model or the optimizer, saves or loads it finds what the last step left; while
-a step runs it is on the device where the plan has it, and nowhere else. When a step ends, or fails, all of it has arrived.
+Invariant: they stay the same objects. Between two steps, residents that are away can be read and written as usual, in
+the tier's own memory, so code that inspects, saves or loads the model or the optimizer finds what the last step left;
+while a step runs, each is on the device exactly when the plan has it there. When a step has ended or failed, all
+transfers have arrived.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class _Item:
         self.tensor = tensor
         self.tier = tier
         self.slot: Slot | None = None
-        # What stands for it on the device while it is away: the same in everything but memory.
+        # Its stand-in on the device while it is away: the same in everything but memory.
         self.shell: torch.Tensor | None = None
         self.transfer: Any = None
 
@@ -51,19 +52,19 @@ class _Item:
             self.transfer = None
 
     def hide(self) -> None:
-        """Puts its shell in its place, where it lies in the tier for all to see."""
+        """If it is shown in the tier's memory, puts its shell in its place."""
         if self._is_shown():
             self.tensor.data = self.shell
 
     def show(self) -> None:
-        """Where it is away, lets it be what lies in the tier."""
+        """If it is away, makes the tensor refer to the tier's memory."""
         tensor = self.tensor
         if self.slot is not None and tensor.untyped_storage().nbytes() == 0:
             below = torch.empty(0, dtype=tensor.dtype)
             tensor.data = below.set_(self.slot.bytes.untyped_storage(), 0, tensor.shape, tensor.stride())
 
     def settle(self, *, below: bool, moves: bool) -> None:
-        """Puts it where a step is to find it; where that `moves` it, in memory that can go."""
+        """Puts it where a step is to find it; if the step `moves` it, in memory that can be freed."""
         self.hide()
         is_away = self.tensor.untyped_storage().nbytes() == 0
         if below and not is_away:
@@ -81,7 +82,7 @@ class _Item:
             self.slot = None
 
     def _can_go(self) -> bool:
-        """Whether its memory is its own, and can be given back; if not, whoever has that keeps it."""
+        """Whether its memory is its own and can be freed; otherwise the other owner would keep it."""
         storage = self.tensor.untyped_storage()
         # Owners are the tensor, Python's object for the storage, and perhaps the shell.
         return storage.resizable() and torch._C._storage_Use_Count(storage._cdata) <= 2 + self._is_shell()
@@ -99,7 +100,7 @@ class _Item:
         return self.shell is not None and self.shell.untyped_storage()._cdata == self.tensor.untyped_storage()._cdata
 
     def _is_shown(self) -> bool:
-        # Somebody may have given the tensor other memory.
+        # The user's code may have given the tensor other memory.
         return self.slot is not None and self.tensor.data_ptr() == self.slot.bytes.data_ptr()
 
 
@@ -112,7 +113,7 @@ class Resident:
         self._items: dict[int, _Item] = {}
 
     def _there(self) -> list[_Item]:
-        """Those that are there now: an optimizer makes its state when it first needs it, and may be given another."""
+        """The tensors that exist now: an optimizer makes its state when it first needs it, and may be given another."""
         found = {}
         for tensor in self._tensors():
             item = self._items.get(id(tensor))
@@ -120,7 +121,7 @@ class Resident:
         self._items = found
         return list(found.values())
 
-    # What a plan's code does.
+    # Called by a plan's code.
 
     def leave(self) -> None:
         """Begins to copy them to the tier."""
@@ -128,17 +129,17 @@ class Resident:
             item.leave()
 
     def release(self) -> None:
-        """Gives their memory on the device back as soon as the copies are there."""
+        """Frees their memory on the device as soon as the copies are complete."""
         for item in self._there():
             item.release()
 
     def fetch(self) -> None:
-        """Takes memory on the device, and begins to bring them back."""
+        """Allocates memory on the device, and begins to copy them back."""
         for item in self._items.values():
             item.fetch()
 
     def arrive(self) -> None:
-        """What the device is told to do from here on finds them there."""
+        """Work submitted to the device from here on finds them there."""
         for item in self._items.values():
             item.fetch()
             item.wait()
@@ -146,12 +147,12 @@ class Resident:
     # Between steps.
 
     def settle(self, *, below: bool, moves: bool = True) -> None:
-        """Puts them where a step is to find them, away or on the device; and says whether that moves them."""
+        """Puts them where a step is to find them, away or on the device; and returns whether that moves them."""
         for item in self._there():
             item.settle(below=below, moves=moves)
 
     def wait(self) -> None:
-        """Waits for what was begun."""
+        """Waits for transfers in progress."""
         for item in self._items.values():
             item.wait()
 
@@ -161,7 +162,7 @@ class Resident:
             item.hide()
 
     def show(self) -> None:
-        """Lets everyone read what is away."""
+        """Makes what is away readable."""
         for item in self._items.values():
             item.show()
 
@@ -184,7 +185,7 @@ class Residents:
         return self._known[key]
 
     def leave(self) -> None:
-        """Moves everything away that the optimizer updates, and what it keeps, as far as there is room: so as little as
+        """Moves everything away that the optimizer updates, and its state, as far as there is room: so as little as
         possible is held when the first step begins."""
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
@@ -196,19 +197,19 @@ class Residents:
         self.show()
 
     def begin(self, wanted: Mapping[Resident, bool]) -> None:
-        """A step begins; `wanted` says which it finds away. All others are on the device."""
+        """Called when a step begins; `wanted` says which residents it finds away. All others are on the device."""
         for below in (True, False):
             for resident in self._known.values():
                 if wanted.get(resident, False) is below:
                     resident.settle(below=below, moves=resident in wanted)
 
     def hide(self) -> None:
-        """Before a step: all of it is on its device again, though without memory."""
+        """Called before a step: puts all of them on their device again, though without memory."""
         for resident in self._known.values():
             resident.hide()
 
     def show(self) -> None:
-        """Behind a step, or what was left of one: all of it has arrived, and can be read."""
+        """Called after a step, or after a failed one: waits for all transfers, and makes all of them readable."""
         for resident in self._known.values():
             resident.wait()
         self.tier.lanes.finish()
@@ -217,7 +218,7 @@ class Residents:
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is all there is in its storage, or would be if it were not away."""
+    """Whether a tensor fills its storage, or would if it were not away."""
     return tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() in (0, tensor.nbytes)
 
 

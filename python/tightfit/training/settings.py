@@ -1,4 +1,4 @@
-"""What a user asks of a model's training: the budget, and what it is to count.
+"""The user's settings for a model's training: the budget, and what it counts.
 
 Invariant: every value was checked; sizes are bytes.
 """
@@ -18,7 +18,7 @@ from .. import _native
 from ..errors import OptionError
 from ..given import flag
 
-# The most seconds that a plan may be searched for, as for the program.
+# The most seconds that a search for a plan may be given, as in the program.
 _MOST_SECONDS = 1e9
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40,
           "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -39,7 +39,7 @@ class Settings:
 
 
 def differentiated(joint: Any) -> int:
-    """Bytes in 32 bits, or in more where they have more, of the outputs that a loss outside of the model may differentiate."""
+    """Bytes, at least 4 per element, of the outputs that a loss outside of the model may differentiate."""
     return sum(tangent.meta["val"].numel() * max(4, tangent.meta["val"].element_size()) for tangent in joint.tangents
                if isinstance(tangent, fx.Node) and tangent.meta["val"].numel() > 1)
 
@@ -47,7 +47,7 @@ def differentiated(joint: Any) -> int:
 def settings(budget: Any, *, differentiable_outputs: bool = False, loss_memory: Any = None,
              deadline: Any = 1.0, fused: Any = False, addresses: Any = False, offload: Any = None,
              planner: Any = "auto") -> Settings:
-    """Settings as people write them. Raises `OptionError`."""
+    """Settings from the user's arguments. Raises `OptionError`."""
     for name, option in (("differentiable_outputs", differentiable_outputs), ("fused", fused), ("addresses", addresses)):
         flag(option, name)
     if fused and addresses:
@@ -73,14 +73,14 @@ def planner_named(given: Any) -> str:
 
 
 def seconds(given: Any) -> float:
-    """How long a plan is searched for."""
+    """The seconds that the search for a plan may take."""
     if isinstance(given, bool) or not isinstance(given, Real) or not 0 < given <= _MOST_SECONDS:
         raise OptionError(f"deadline={given!r} is no time; write a number of seconds such as 1.0, at most 1e9")
     return float(given)
 
 
 def budget_bytes(given: Any) -> int | None:
-    """A budget as people write it: an `int` of bytes, `"6GiB"`, `"2.5GB"`, or `"min"` (`None`)."""
+    """A budget from the user's argument: an `int` of bytes, `"6GiB"`, `"2.5GB"`, or `"min"` (`None`)."""
     if isinstance(given, str) and given.strip().endswith("%"):
         raise OptionError(f"budget={given!r} is a share, and what it is a share of is known only once the step was captured; "
                           "write an int of bytes, text such as \"6GiB\" or \"2.5GB\", or \"min\" for the smallest")
@@ -93,10 +93,10 @@ def budget_bytes(given: Any) -> int | None:
 
 
 def size(given: Any, name: str, *, or_else: str = "") -> int:
-    """So many bytes: an `int`, or text with a unit."""
+    """A number of bytes, from an `int` or text with a unit."""
     advice = f"{name}={given!r} is no number of bytes; write an int, or text such as \"6GiB\" or \"2.5GB\"{or_else}"
     if isinstance(given, Integral) and not isinstance(given, bool):
-        # NumPy's integers, too.
+        # Accepts NumPy's integers, too.
         given = int(given)
         number, unit = float(given), ""
     elif not isinstance(given, str):
@@ -115,16 +115,16 @@ def size(given: Any, name: str, *, or_else: str = "") -> int:
 
 
 def too_few(budget: int, needed: int) -> str:
-    """How the refusal of a budget begins, where no schedule needs less than so many bytes."""
+    """The beginning of the refusal of a budget, if no schedule needs less than `needed` bytes."""
     if budget < needed:
         return f"{budget:,} bytes are too few for"
     return f"no plan within {budget:,} bytes was found, which does not prove that there is none, for"
 
 
 def device_of(tensors: list[torch.Tensor]) -> torch.device:
-    """The one device that tensors are on. Raises `OptionError` where they are on several, or none.
+    """The one device that tensors are on. Raises `OptionError` if they are on several, or none.
 
-    A single number of the processor may take part in what runs elsewhere.
+    A scalar on the processor may take part in what runs elsewhere.
     """
     devices = sorted({str(tensor.device) for tensor in tensors if tensor.dim() or tensor.device.type != "cpu"}
                      or {str(tensor.device) for tensor in tensors})

@@ -1,8 +1,8 @@
 """`tightfit.step`: forward pass, backward pass and update as one function within a budget of bytes.
 
-Invariant: a parameter is updated as soon as its gradient is there and nothing reads its old value any more, by the
-user's own optimizer; then the gradient goes. Nothing is kept between the passes but what the plan keeps, and a step
-that no plan ran is an exception.
+Invariant: a parameter is updated by the user's own optimizer as soon as its gradient exists and no later node reads its
+old value; then the gradient is freed. Only what the plan keeps is kept between the passes, and a step that no plan runs
+raises an exception.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from .settings import Settings, device_of, settings
 from .tier import Tier
 from .updates import Updates
 
-# The most bytes of a state's single numbers, such as how many updates there were.
+# The most bytes of a state's scalars, such as the number of updates.
 _NUMBER = 64
-# What people look for that needs all gradients at once, by the option's name.
+# Features that users may look for but that need all gradients at once, by the option's name.
 _NOT_HERE = {
     "clip_grad_norm": "clipping needs the norm of all gradients before the first update",
     "clip_grad_value": "clipping is done to gradients before an update, and here each is gone right after it",
@@ -60,40 +60,39 @@ def step(
     **others: Any,
 ) -> TrainingStep:
     """A function that makes one training step of `model` within `budget` bytes: forward pass, backward pass and the
-    updates by `optimizer`, each as soon as its gradient is there, which then goes.
+    updates by `optimizer`, each as soon as its gradient exists, which is then freed.
 
-    With a `loss_fn` the last of the function's positional arguments are the targets, and all others go to the model:
+    With a `loss_fn` the last positional argument of the function is the targets, and all others go to the model:
 
         step = tightfit.step(model, functional.cross_entropy, optimizer, budget="6GiB")
         loss = step(inputs, targets)          # loss_fn(model(inputs), targets)
 
-    With `loss_fn=None` the model computes its loss: it returns it, alone, first in a tuple, or as `loss` in a mapping,
-    as models of transformers do. A batch that is one dict is taken apart:
+    With `loss_fn=None` the model computes its loss and returns it: alone, first in a tuple, or as `loss` in a mapping,
+    as transformers models do. A batch that is one dict is unpacked:
 
         loss = step(**batch)                  # or step(batch)
 
     It returns the loss, detached; with `outputs=True` the loss and what the model returned, detached too. Parameters,
     buffers, the optimizer's state and the loss are those of the plain loop, bit for bit, and `optimizer.state_dict()`,
-    `load_state_dict()` and schedulers of the learning rate work between steps as ever. `.grad` is empty before and
-    afterwards. `step.plans` says what was planned.
+    `load_state_dict()` and schedulers of the learning rate work between steps as usual. `.grad` is empty before and
+    afterwards. `step.plans` has the plans.
 
     `budget` is an `int`, text such as `"6GiB"`, or `"min"` for the smallest that the planner reaches. It counts what
-    the model's device holds at any time of the step: parameters, buffers, batch, the optimizer's state, gradients
-    while they are there, what is saved and what is computed again, and what operators and updates take while they run.
-    `deadline` is how many seconds a plan may take to be found.
+    the model's device holds at any time of the step: parameters, buffers, batch, the optimizer's state, gradients while
+    they exist, what is saved and what is recomputed, and what operators and updates take while they run. `deadline` is
+    the number of seconds that the search for a plan may take.
 
-    With `offload`, a size such as `"64GiB"`, parameters, the optimizer's state and what the step computes may be away while
-    nobody needs them, in so many bytes of another memory: of the host, pinned, where the model is on a GPU, and of a file
-    without a name in the folder for temporary files where it is on a processor. So a model can be trained whose
-    parameters and state alone exceed the budget. Between two steps what is away lies there as tensors of the processor,
-    and can be read, written, saved and loaded as ever; what else shares a parameter's memory keeps it.
+    With `offload`, a size such as `"64GiB"`, parameters, the optimizer's state and what the step computes may be moved
+    away while they are not needed, to at most this many bytes of another memory: pinned host memory if the model is on
+    a GPU, or an unnamed file in the folder for temporary files if it is on a processor. So a model can be trained whose
+    parameters and state alone exceed the budget. Between two steps what is away lies there as CPU tensors, and can be
+    read, written, saved and loaded as usual; other tensors that share a parameter's memory keep that memory.
 
-    What needs all gradients at once is refused, and tightfit.compile is there for it: clipping, GradScaler,
-    accumulation, closures, and optimizers that are not known to update each parameter by itself.
+    Anything that needs all gradients at once is refused; use tightfit.compile for it: clipping, GradScaler,
+    accumulation, closures, and optimizers that are not known to update each parameter independently.
 
-    Raises `OptionError` for options and optimizers that cannot be, `CompileError` where the model is compiled already
-    or cannot be captured, and when the function is called `InfeasibleBudget` where the budget is too small, with the
-    proof.
+    Raises `OptionError` for invalid options and optimizers, and `CompileError` if the model is already compiled or
+    cannot be captured; calls of the function raise `InfeasibleBudget` if the budget is too small, with the proof.
     """
     for name in others:
         if name in _NOT_HERE:
@@ -132,7 +131,7 @@ class TrainingStep:
         self._takes_targets = loss_fn is not None
 
     def __call__(self, *batch: Any, **named: Any) -> Any:
-        """Makes a step and returns the loss, and the model's outputs where they were asked for."""
+        """Makes a step and returns the loss, and the model's outputs if they were requested."""
         if self._takes_targets and (not batch or len(batch) + len(named) < 2):
             raise OptionError("a step with a loss_fn takes the targets as its last positional argument: step(inputs, "
                               "targets)")
@@ -141,7 +140,7 @@ class TrainingStep:
         residents = self._residents
         try:
             if residents is not None and residents.tier.device.type != "cpu":
-                # The call is known by the devices of its tensors.
+                # Dynamo tells calls apart by the devices of their tensors.
                 residents.hide()
             with torch.enable_grad():
                 results = self._call(*batch, **named)
@@ -191,7 +190,7 @@ def _detached(output: Any) -> Any:
 
 
 class _WholeStep(Step):
-    """A captured graph whose plans run to the last update."""
+    """A captured graph whose plans include all updates."""
 
     accumulates = False
 
@@ -213,7 +212,7 @@ class _WholeStep(Step):
         updates.begin({self.joint.arguments[index].name: tensor for index, tensor in trained.items()})
         self.ledger.reserved = updates.state_bytes(trained.values(), self.device)
         if self.residents is not None:
-            # What is planned counts there; numbers of steps stay.
+            # The plan counts the state itself; only the scalars, such as step counts, stay in the ledger.
             self.ledger.reserved -= sum(self._states(arguments).values()) - _NUMBER * len(trained)
         self.plans = self._plans_by.setdefault(updates.signature(), {})
         plan = self.plan(frozenset(), self._others(None, [arguments[index] for index in self._idle], []), arguments)
@@ -228,11 +227,11 @@ class _WholeStep(Step):
         return [*outputs, torch.empty(0)]
 
     def backward(self, arguments: list[Any]) -> list[Any]:
-        """There is none: the loss of a step is detached."""
+        """Never called: the loss of a step is detached."""
         raise RuntimeError("the backward pass of this step has run, and its updates have been made")
 
     def _graph(self, accumulated: frozenset[int], holds: bool, arguments: Sequence[Any]) -> dict[str, Any]:
-        """What is planned: the updates are part of it."""
+        """The graph that is planned, which includes the updates."""
         costs = {index: self.updates.update(arguments[index]) for index in self._accumulating}
         states = None if self.residents is None else self._states(arguments)
         return document(self.joint, self.name, updates=costs, states=states)

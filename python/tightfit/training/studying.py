@@ -1,7 +1,7 @@
-"""What a model's training step holds and takes, without running it: `tightfit.capture_step`, `plan` and `explain`.
+"""A model's training step captured, planned and explained without a run: `tightfit.capture_step`, `plan` and `explain`.
 
-Invariant: the model is not called on real data, and nothing of it changes; operators are measured on made-up tensors
-where the model is on a device, and predicted for a named machine where it is not.
+Invariant: the model is not called on real data, and does not change; operators are measured on made-up tensors if the
+model is on a device, and predicted for a named machine if it is not.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Captured(Exception):
 
 
 class _Studied(Step):
-    """A step that is looked at."""
+    """A step that is captured but not run."""
 
     def forward(self, arguments: list[Any]) -> list[Any]:
         raise _Captured(self)
@@ -52,10 +52,10 @@ def capture_step(model: nn.Module, batch: Any, *, differentiable_outputs: bool =
     """The training step of `model` on a batch as a graph: tightfit-graph/1, as `fit`, `pareto`, `report` and the other
     functions for graphs take it.
 
-    `batch` is a tuple of positional arguments, a dict of keyword arguments, or one tensor. The model computes its loss,
-    or its outputs are what is differentiated. Model and batch may be on the meta device or fake: then nothing is
-    measured, and planning needs a `machine`. The graph has forward and backward pass, as separate calls of PyTorch hold
-    them; optimizers are not part of it. Raises `CompileError` where the model cannot be captured as one graph.
+    `batch` is a tuple of positional arguments, a dict of keyword arguments, or one tensor. Either the model computes
+    its loss, or its outputs are differentiated. Model and batch may be on the meta device or fake: then nothing is
+    measured, and planning needs a `machine`. The graph has forward and backward pass, holding what separate calls of
+    PyTorch hold; optimizers are not part of it. Raises `CompileError` if the model cannot be captured as one graph.
     """
     flag(measure, "measure")
     step = _step(model, batch, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory)
@@ -65,12 +65,12 @@ def capture_step(model: nn.Module, batch: Any, *, differentiable_outputs: bool =
 def plan(model: nn.Module, batch: Any, budget: int | str = "min", *, machine: str | None = None,
          optimizer: torch.optim.Optimizer | type | str | None = None, differentiable_outputs: bool = False,
          loss_memory: int | str | None = None, deadline: float = 1.0, planner: str = "auto") -> PlanInfo:
-    """What `tightfit.compile` would plan for this batch, without running anything of it.
+    """The plan that `tightfit.compile` would make for this batch, without running the model.
 
     `batch` is a tuple of positional arguments, a dict of keyword arguments, or one tensor.
-    With `machine` (such as `"h100-80gb"`) times are predicted for that machine, so models larger than the memory at
-    hand can be planned from the meta device; else, and with `"cpu"`, they are measured where the model is. `planner` is
-    one by name, as for `tightfit.compile`. Raises `InfeasibleBudget`.
+    With `machine` (such as `"h100-80gb"`) times are predicted for that machine, so models larger than the available
+    memory can be planned from the meta device; otherwise, and with `"cpu"`, they are measured on the model's device.
+    `planner` is the name of one, as for `tightfit.compile`. Raises `InfeasibleBudget`.
     """
     asked, limit, known = budget_bytes(budget), seconds(deadline), planner_named(planner)
     machine = _predicted_for(model, batch, machine)
@@ -93,9 +93,9 @@ def plan(model: nn.Module, batch: Any, budget: int | str = "min", *, machine: st
 
 def explain(model: nn.Module, batch: Any, out: str | os.PathLike[str] = "report.html", *, machine: str | None = None,
             differentiable_outputs: bool = False, loss_memory: int | str | None = None, points: int | None = None) -> str:
-    """Writes a page about the training step of `model` on a batch, and returns its path: memory over the step by what it
-    is there for, what is alive at each instant, bytes by module, and the time that each budget costs. `batch` is a tuple
-    of positional arguments, a dict of keyword arguments, or one tensor. A model on the meta device needs a `machine`, as
+    """Writes a page about the training step of `model` on a batch, and returns its path: memory over the step by role,
+    what is alive at each instant, bytes by module, and the time that each budget costs. `batch` is a tuple of
+    positional arguments, a dict of keyword arguments, or one tensor. A model on the meta device needs a `machine`, as
     for `plan`."""
     graph = captured(model, batch, machine, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory)
     planning.report(graph, out=out, machine=machine, points=points)
@@ -104,7 +104,7 @@ def explain(model: nn.Module, batch: Any, out: str | os.PathLike[str] = "report.
 
 def captured(model: nn.Module, batch: Any, machine: str | None, *, differentiable_outputs: bool = False,
              loss_memory: int | str | None = None) -> dict[str, Any]:
-    """The training step as a graph whose times are measured where the model is, or are to be predicted for `machine`."""
+    """The training step as a graph, with times measured on the model's device, or to be predicted for `machine`."""
     machine = _predicted_for(model, batch, machine)
     return capture_step(model, batch, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory,
                         measure=machine is None)
@@ -142,7 +142,7 @@ def _costed(step: Step, *, measure: bool) -> dict[str, Any]:
 
 
 def _predicted_for(model: nn.Module, batch: Any, machine: str | None) -> str | None:
-    """The machine whose times are predicted; none where they are measured, as those of the processor are."""
+    """The machine whose times are predicted; `None` if they are measured, as for the processor."""
     if machine is not None:
         text(machine, "machine")
     if machine not in (None, "cpu") or not isinstance(model, nn.Module):
@@ -158,6 +158,6 @@ def _predicted_for(model: nn.Module, batch: Any, machine: str | None) -> str | N
 
 
 def _is_real(model: nn.Module, batch: Any) -> bool:
-    """Whether there is memory behind a model and its batch."""
+    """Whether a model and its batch have memory."""
     tensors = [*model.parameters(), *model.buffers(), *pytree.tree_leaves(batch)]
     return not any(map(is_memoryless, tensors))

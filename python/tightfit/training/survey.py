@@ -1,7 +1,7 @@
 """What a loss outside of the model holds, as autograd's graph shows it when a backward pass begins.
 
-Invariant: storages are counted, each once. No hook of saved tensors runs, since nothing is unpacked. What the model's own
-calls hold is left out, and so are parameters.
+Invariant: storages are counted, each once. No hook of saved tensors runs, since nothing is unpacked. What the model's
+own calls hold is left out, and so are parameters.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .ledger import Pending
 # The most nodes that are visited: losses have a few dozen.
 _MOST = 20_000
 _LEAF = "torch::autograd::AccumulateGrad"
-# Their result lies in a storage as large as their input (torch 2.15, on CPUs), and a loop may keep it.
+# The result of these lies in a storage as large as their input (torch 2.15, on CPUs), and a loop may keep it.
 _LARGE_RESULTS = ("MseLossBackward0", "SmoothL1LossBackward0")
 
 
 @dataclass(frozen=True)
 class Surveyed:
-    """Bytes that autograd's graph of a loss holds, and those among them that the loss may not have made, such as targets."""
+    """Bytes that autograd's graph of a loss holds, and those that the loss may not have made, such as targets."""
 
     held: int
     given: int
@@ -35,15 +35,15 @@ class Surveyed:
 class Survey:
     """What a backward pass will go through, up to the calls of models that have a plan."""
 
-    # The calls.
+    # The calls that will be reached.
     pending: list[Pending] = field(default_factory=list)
-    # Storages that are saved, or that results of a loss hold beyond that.
+    # Storages that are saved, or held by results of a loss.
     held: dict[int, _Storage] = field(default_factory=dict)
-    # Leaves whose gradients are computed with no plan.
+    # Leaves whose gradients are computed without a plan.
     leaves: list[torch.Tensor] = field(default_factory=list)
 
     def on(self, device: torch.device, known: frozenset[int]) -> Surveyed:
-        """What is held on a device, but for storages that are known."""
+        """What is held on a device, except for known storages."""
         found = [storage for key, storage in self.held.items() if storage.device == device and key not in known]
         return Surveyed(sum(storage.size for storage in found), sum(storage.size for storage in found if storage.is_given))
 
@@ -52,7 +52,7 @@ class Survey:
 class _Storage:
     device: torch.device
     size: int
-    # Whether it is no result of a differentiated operator.
+    # Whether it is not the result of a differentiated operator.
     is_given: bool
 
 
@@ -83,14 +83,14 @@ def survey(roots: Sequence[Any]) -> Survey:
         for tensor in saved:
             _add(found, tensor)
         if saved and node not in last and node.name() in _LARGE_RESULTS:
-            # Nothing in the graph refers to it.
+            # The graph itself does not refer to this storage.
             found.held[id(node)] = _Storage(saved[0].device, saved[0].nbytes, is_given=False)
         ahead += [source for source, _ in node.next_functions]
     return found
 
 
 def _add(found: Survey, tensor: torch.Tensor) -> None:
-    # What torch.func differentiates has no storage of its own.
+    # Tensors that torch.func differentiates have no storage of their own.
     is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     if type(tensor) is torch.Tensor and tensor.layout is torch.strided and not is_wrapped:
         storage = tensor.untyped_storage()
@@ -105,7 +105,7 @@ def _saved(node: Any) -> Iterator[torch.Tensor]:
     if isinstance(node, BackwardCFunction):
         try:
             items: list[Any] = [*(node._raw_saved_tensors or ()), *vars(node).values()]
-        except RuntimeError:  # they are gone, as the backward pass is about to say
+        except RuntimeError:  # they were freed, as the backward pass is about to report
             items = []
     else:
         kind = type(node)
@@ -116,8 +116,8 @@ def _saved(node: Any) -> Iterator[torch.Tensor]:
 
 
 def _is_hidden(node: Any) -> bool:
-    """Whether hooks replaced all that a compiled call saved, as those of torch.utils.checkpoint do, so that it cannot be told
-    whose call it is. A checkpoint repeats the call during the backward pass, and the repetition has its plan."""
+    """Whether hooks replaced all that a compiled call saved, as those of torch.utils.checkpoint do, so that the call
+    cannot be identified. A checkpoint repeats the call during the backward pass, and the repetition has a plan."""
     try:
         return isinstance(node, BackwardCFunction) and bool(node._raw_saved_tensors)
     except RuntimeError:  # they are gone

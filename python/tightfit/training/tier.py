@@ -1,8 +1,8 @@
-"""A tier below the device: memory outside of PyTorch's allocator, in which tensors lie while nobody needs them.
+"""A tier below the device: memory outside of PyTorch's allocator, in which tensors lie while they are not needed.
 
-Invariant: a slot is one tensor's from when it is taken until whoever holds it lets it go, and no transfer uses it then;
-only after that is its memory given to another. All slots together are within the tier's size, and each has all of its
-memory before anything is copied into it.
+Invariant: a slot belongs to one tensor from when it is taken until its holder frees it and no transfer uses it; only
+after that is its memory given to another. All slots together are within the tier's size, and each has all of its memory
+before anything is copied into it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from ..errors import OffloadError
 from ..graph import producer
 from .lanes import Lanes, lanes_of
 
-# What is copied to measure the lanes, and how often: on a processor more than its caches hold.
+# Bytes copied to measure the lanes, on CUDA and on processors (more than their caches hold), and number of repetitions.
 _PROBE, _PROBE_OF_HOST, _TIMES = 8 << 20, 64 << 20, 3
 
 
 class _Returned(deque[torch.Tensor]):
-    """The memory of slots that were let go, until it is counted; nothing is kept for a tier that is closed."""
+    """The memory of freed slots, until it is counted; nothing is kept for a tier that is closed."""
 
     is_closed = False
 
@@ -46,27 +46,27 @@ class Slot:
         self.bytes = memory
 
     def __del__(self) -> None:
-        # On whatever thread it is let go.
+        # May run on any thread.
         if not self._returned.is_closed:
             self._returned.append(self.bytes)
 
 
 class Tier:
-    """The tier of one model below one device: a file without a name on processors, pinned memory of the host on CUDA."""
+    """The tier of one model below one device: unnamed files on processors, pinned host memory on CUDA."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.size = size
         self.device = device
         self.lanes: Lanes = lanes_of(device)
         self.folder = tempfile.gettempdir()
-        # Bytes of slots that are in use, and of all that there are.
+        # Bytes of slots in use, and of all slots.
         self.used = self.held = 0
         self._free: dict[int, list[torch.Tensor]] = {}
         self._returned = _Returned()
         self._rates: tuple[float, float, float] | None = None
 
     def take(self, size: int) -> Slot:
-        """A slot of so many bytes. Raises `OffloadError` where there is none."""
+        """A slot of this many bytes. Raises `OffloadError` if there is no room."""
         self._count()
         free = self._free.get(size)
         if free:
@@ -78,7 +78,7 @@ class Tier:
         return Slot(memory, self._returned)
 
     def room(self, size: int, name: str) -> None:
-        """Raises `OffloadError` where so many more bytes do not fit."""
+        """Raises `OffloadError` if this many more bytes do not fit."""
         self._count()
         if self.used + size > self.size:
             raise OffloadError(
@@ -88,14 +88,14 @@ class Tier:
             )
 
     def close(self) -> None:
-        """Nobody takes a slot any more: memory goes back to the system, that of slots in use when they are let go."""
+        """No further slots are taken: returns memory to the system, that of slots in use when they are freed."""
         self._returned.is_closed = True
         self._returned.clear()
         self._free.clear()
 
     @property
     def rates(self) -> tuple[float, float, float]:
-        """Bytes per second there and back, and seconds that each transfer takes besides: measured once on a computer, and
+        """Bytes per second there and back, and the latency of a transfer in seconds: measured once on a computer, and
         kept in a file."""
         if self._rates is None:
             kind = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.folder
@@ -118,7 +118,7 @@ class Tier:
 
     def _made(self, size: int) -> torch.Tensor:
         if self.held + size > self.size:
-            # What is free has other sizes.
+            # Free slots have other sizes.
             for memories in self._free.values():
                 while memories and self.held + size > self.size:
                     self.held -= memories.pop().numel()
@@ -135,7 +135,7 @@ class Tier:
         for name, copy in (("out", self.lanes.out), ("back", self.lanes.back)):
             for storage in (there, few):
                 taken = []
-                for _ in range(_TIMES + 1):  # the first one is the first to touch the memory
+                for _ in range(_TIMES + 1):  # one extra run, which touches the memory for the first time
                     began = time.perf_counter()
                     copy(slot, storage).finish()
                     taken.append(time.perf_counter() - began)
@@ -145,7 +145,7 @@ class Tier:
         return out, back, latency
 
     def _probe(self, size: int) -> torch.UntypedStorage:
-        """So much memory of the device, on processors beside what PyTorch's allocator hands out."""
+        """This much memory of the device; on processors not from PyTorch's allocator."""
         if self.device.type == "cuda":
             return torch.zeros(size, dtype=torch.uint8, device=self.device).untyped_storage()
         return _mapped(size, None).untyped_storage()
@@ -160,8 +160,8 @@ def _kept(name: str) -> tuple[float, float, float] | None:
 
 
 def _shared(file: int, size: int) -> torch.Tensor:
-    """The bytes of a file that is open, also when it is closed: `mmap.mmap` would keep it open, and a process has few open
-    files."""
+    """The bytes of an open file, valid even after it is closed: `mmap.mmap` would keep it open, and the limit is
+    low."""
     library = ctypes.CDLL(None, use_errno=True)
     library.mmap.restype = ctypes.c_void_p
     library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
@@ -175,7 +175,7 @@ def _shared(file: int, size: int) -> torch.Tensor:
 
 
 def _mapped(size: int, folder: str | None) -> torch.Tensor:
-    """Memory of the system: a file without a name in a folder, all of whose bytes are there, or none."""
+    """Memory of the system: an unnamed file in a folder, all of whose bytes are allocated, or none."""
     try:
         if folder is None:
             return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)

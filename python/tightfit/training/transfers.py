@@ -1,7 +1,7 @@
 """Where in a plan's code each transfer begins, and where it is waited for.
 
-Invariant: each stands where the checked plan has it; what is told to move is a tensor that the code has there, and what a
-call reads has arrived.
+Invariant: each is where the checked plan has it; what moves is a tensor that the code has there, and what a call reads
+has arrived.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 from ..calls import TORCH_DTYPES
 from .joint import BARRIER, SHOWN
 
-# The node of a graph before which something moves, or how many there are; the number of its storage; the number of the copy
-# in the tier, which is the same for what is computed again; and what happens: `offload`, `release` or `prefetch`.
+# The index of the node before which something moves, or the number of nodes; the index of its storage; the index of the
+# copy in the tier, which is the same for a recomputed storage; and what happens: `offload`, `release` or `prefetch`.
 Move = tuple[int, int, int, str]
 
 _WHAT = {"offload": "leave", "release": "release", "prefetch": "fetch"}
@@ -23,8 +23,8 @@ _WHAT = {"offload": "leave", "release": "release", "prefetch": "fetch"}
 
 @dataclass(frozen=True)
 class Event:
-    """What happens: `leave`, `release`, `fetch`, `arrive` or `forget`; the copy in the tier by its number, and a value that
-    lies in the storage, where the code has it."""
+    """What happens: `leave`, `release`, `fetch`, `arrive` or `forget`; the copy in the tier by its index, and a value
+    in the storage, if the code has one."""
 
     what: str
     copy: int
@@ -32,7 +32,7 @@ class Event:
 
 
 class Transfers:
-    """The events of a planned graph, by the places of its nodes."""
+    """The events of a planned graph, by the positions of its nodes."""
 
     def __init__(self, document: Mapping[str, Any], moves: Sequence[Move]) -> None:
         nodes = document["nodes"]
@@ -50,15 +50,15 @@ class Transfers:
                 self._reads.setdefault(stored[value], []).append(index)
                 self._last[value] = max(self._last.get(value, 0), index)
         self._before: dict[int, list[Event]] = {}
-        # What outlasts the step: the name of its placeholder, and whether the step finds it away, by the number of the copy.
+        # Residents by the index of the copy: the name of the placeholder, and whether the step finds it away.
         self.residents: dict[int, tuple[str, bool]] = {}
-        # Those of which the step takes a copy for granted while they are on the device.
+        # Residents of which the step assumes a copy in the tier while they are on the device.
         self.copied: set[int] = set()
         names = {node["outputs"][0]["storage"]: node["name"] for node in nodes if node["op"] == "placeholder"}
-        # Storages that are away between the two passes, and the copies in the tier that are needed behind.
+        # Storages that are away between the two passes, and the copies in the tier that are needed after the barrier.
         self.away: set[int] = set()
         self.kept: set[int] = set()
-        # What is released again where the backward pass leaves everything as it was.
+        # What is released again if the backward pass leaves everything as it found it.
         self._behind: dict[int, list[Event]] = {}
         arrivals: list[tuple[int, Event]] = []
         last = {copy: place for place, (_, _, copy, _) in enumerate(moves)}
@@ -103,19 +103,19 @@ class Transfers:
         return self._before.get(index, ())
 
     def behind(self, index: int) -> Iterable[Event]:
-        """What happens behind a node where the copies that were there between the passes are to be found again."""
+        """What happens after a node if the backward pass is to leave what was away between the passes away again."""
         return self._behind.get(index, ())
 
     def _value(self, storage: int, before: int) -> int:
-        """A value in a storage that is there before a node, and read by that or a later one."""
+        """A value in a storage that exists before a node and is read by that or a later one."""
         there = (value for value, made in self._values[storage] if made < before <= self._last.get(value, -1))
         return next(there)
 
 
 def movable(document: Mapping[str, Any], *, with_residents: bool = False) -> list[int]:
-    """The numbers of the storages that may be away: those that calls make for the step alone, and `with_residents`
-    parameters and optimizer state. What else the step is given lies where its owner has it, and what it owes is its
-    caller's."""
+    """The indices of the storages that may be away: those that calls make for the step alone, and `with_residents`
+    parameters and optimizer state. The step's other arguments stay where their owner has them, and its results belong
+    to its caller."""
     nodes, sizes = document["nodes"], document["storages"]
     stored = {value["id"]: value["storage"] for node in nodes for value in node["outputs"] if value is not None}
     fixed = {stored[value] for value in document["outputs"]}

@@ -1,8 +1,9 @@
 """The user's own optimizer, run for one parameter at a time, and what such an update costs.
 
 Invariant: parameters, state and its keys are afterwards what `optimizer.step()` on all parameters leaves, bit for bit:
-the same code ran with the same options. Only optimizers that treat each parameter by itself, element by element, are
-let in, so what an update takes is a line over the number of elements, which two small parameters tell.
+the same code ran with the same options. Only optimizers that treat each parameter independently, element by element,
+are accepted, so the cost of an update is linear in the number of elements, and measuring two small parameters
+determines it.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from ..measure import undisturbed
 from .costs import peak_of
 from .joint import Update
 
-# What updates each element of each parameter by itself.
+# Optimizers that update each element of each parameter independently.
 _KNOWN = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "RAdam", "Adamax", "Adadelta", "ASGD", "Rprop")
-# Elements of the two parameters that are tried, and how often an update is timed.
+# Numbers of elements of the two parameters that are tried, and number of times that an update is timed.
 _FEW, _MANY, _TIMES = 1 << 8, 1 << 12, 3
 
 _COMPILE = "use tightfit.compile, which leaves the update to your loop"
@@ -40,7 +41,7 @@ _COMPILE = "use tightfit.compile, which leaves the update to your loop"
 
 @dataclass(frozen=True)
 class _Line:
-    """What one element takes, and what each update takes besides."""
+    """The cost per element, and the constant cost per update."""
 
     slope: float
     start: float
@@ -56,7 +57,7 @@ class _Line:
 
 @dataclass(frozen=True)
 class _Cost:
-    """What an update takes, by the number of elements."""
+    """The cost of an update, by the number of elements."""
 
     workspace: _Line
     state: _Line
@@ -76,7 +77,7 @@ class Updates:
         self._groups: list[dict[str, Any]] = []
 
     def begin(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        """A step begins that updates these parameters, by name. Raises `OptionError` where it may not."""
+        """Begins a step that updates these parameters, by name. Raises `OptionError` if it may not."""
         optimizer = self.optimizer
         _check(optimizer)
         self._groups = optimizer.param_groups
@@ -117,27 +118,27 @@ class Updates:
         return parameter
 
     def end(self) -> None:
-        """All updates of a step have run: whoever waits for the optimizer's step is told."""
+        """Called when all updates of a step have run: runs the hooks of the optimizer's step."""
         optimizer = self.optimizer
-        optimizer._opt_called = True  # what schedulers of the learning rate look at
+        optimizer._opt_called = True  # what schedulers of the learning rate check
         told = chain(list(optimizer._optimizer_step_post_hooks.values()),
                      list(hooks._global_optimizer_post_hooks.values()))
         for hook in told:
             hook(optimizer, (optimizer,), {})
 
-    # What it costs.
+    # Costs.
 
     def signature(self) -> Hashable:
         """Everything about the options that decides what updates cost."""
         return tuple((len(group["params"]), _options(group)) for group in self.optimizer.param_groups)
 
     def update(self, parameter: torch.Tensor) -> Update:
-        """What the update of a parameter costs."""
+        """The cost of the update of a parameter."""
         cost, elements = self._cost(parameter), parameter.numel()
         return Update(math.ceil(cost.workspace.at(elements)), max(round(cost.seconds.at(elements), 9), 1e-9))
 
     def state_bytes(self, parameters: Iterable[torch.Tensor], device: torch.device) -> int:
-        """Bytes of state on a device: what is there, and what updates of these parameters will make."""
+        """Bytes of state on a device: what exists, and what updates of these parameters will make."""
         states = self.optimizer.state
         total = {id(tensor): _state_bytes(state, device) for tensor, state in states.items()}
         for parameter in parameters:
@@ -152,7 +153,7 @@ class Updates:
         group = self._group_of[id(parameter)]
         key = repr((type(self.optimizer).__qualname__, _options(group), parameter.dtype, parameter.device.type))
         if key not in self._costs:
-            # What was measured stays what it is from one start to the next, and so does the plan made for it.
+            # Measurements are kept from one start to the next, so that the same plan is made.
             self._costs = _kept() | self._costs
         if key not in self._costs:
             with undisturbed(parameter.device):
@@ -162,7 +163,7 @@ class Updates:
         return self._costs[key]
 
     def _tried(self, like: torch.Tensor, group: Mapping[str, Any], elements: int) -> tuple[int, int, float]:
-        """Workspace, bytes of state and seconds of the update of a parameter made for it."""
+        """Workspace, bytes of state and seconds of the update of a parameter made for the trial."""
         parameter = nn.Parameter(torch.ones(elements, dtype=like.dtype, device=like.device))
         probe = copy.copy(self.optimizer)
         probe.param_groups = [{**group, "params": [parameter]}]
@@ -196,11 +197,11 @@ def _kept() -> dict[str, _Cost]:
         found = json.loads(cache.read(_file()) or "{}")
         return {key: _Cost(**{name: _Line(**line) for name, line in cost.items()}) for key, cost in found.items()}
     except (ValueError, TypeError, AttributeError):
-        return {}  # a file that was damaged is written anew
+        return {}  # a file that was damaged is written again
 
 
 def _check(optimizer: Any) -> None:
-    """Refuses an optimizer whose updates cannot come one by one."""
+    """Refuses an optimizer whose updates cannot be made one by one."""
     kind = type(optimizer).__name__
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise OptionError(f"optimizer={kind} is no torch.optim.Optimizer; give the optimizer itself, not a class, a "
@@ -224,7 +225,7 @@ def _check(optimizer: Any) -> None:
 
 
 def _inner(kind: type) -> Any:
-    """An optimizer's step without the calls of hooks around it."""
+    """An optimizer's step without the surrounding calls of hooks."""
     step = kind.step
     return step.__wrapped__ if getattr(step, "hooked", False) else step
 
@@ -238,7 +239,7 @@ def _options(group: Mapping[str, Any]) -> Hashable:
 
 
 def _decides(item: Any) -> Hashable:
-    """Of an option, what decides which calls an update makes: of a number whether it is zero."""
+    """The part of an option that decides which calls an update makes: of a number, whether it is zero."""
     if item is None or isinstance(item, (bool, str)):
         return item
     if isinstance(item, torch.Tensor):
