@@ -166,7 +166,7 @@ def main() -> None:
         graph = graph_of(seed)
         add_copy(graph, op, change)
         write_step(name, seed, graph)
-    write_graph("execute", "bytes-that-nobody-wrote", unwritten_bytes())
+    write_graph("execute", "unwritten-bytes", unwritten_bytes())
     graph = graph_of("transformer")
     next(node for node in graph["nodes"] if node["name"] == "target")["outputs"][0]["shape"] = [1, 6]
     write_step("fewer-targets-than-windows", "transformer", graph)

@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12, help="in each process, the first one included")
     parser.add_argument("--threads", type=int, default=2, help="of the processor")
     parser.add_argument("--more", default="{}", help="further options of tightfit.compile, as JSON")
-    parser.add_argument("--offload", default="", help="rows with a tier below the device, of so many bytes")
+    parser.add_argument("--offload", default="", help="rows with a tier below the device, of this many bytes")
     parser.add_argument("--tiny", action="store_true", help="the sizes of the tests")
     options = parser.parse_args()
     # Not with `choices`: versions of Python differ in whether they accept an empty positional list.

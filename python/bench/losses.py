@@ -88,7 +88,7 @@ class Run:
         self.made: list[tuple[StorageWeakRef, int]] = []
         self.earlier: list[tuple[StorageWeakRef, int]] = []
         self.records: list[dict[str, str | None]] = []
-        self.phase = "beside the step"
+        self.phase = "besides the step"
         # For each call of the model, the most blocks that may be handed out by the time its backward pass begins.
         self.arrivals: list[int | None] = []
         torch.manual_seed(1)
@@ -137,7 +137,7 @@ class Run:
             self._part()
             turn |= {"peak": max(peak for peak, _ in self.peaks) - foreign,
                      "held": max(peak - kept for peak, kept in self.peaks) - foreign}
-        self.phase = "beside the step"
+        self.phase = "besides the step"
         self.turns.append(turn)
 
     def record(self, loss: torch.Tensor) -> None:

@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--window", type=int, default=8)
     parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--budget", default="1TiB", help="by default so much that nothing is computed again")
+    parser.add_argument("--budget", default="1TiB", help="by default enough that nothing is computed again")
     parser.add_argument("--threads", type=lambda text: [int(count) for count in text.split(",")], default=[1, 2])
     parser.add_argument("--steps", type=int, default=20, help="steps of a turn")
     parser.add_argument("--rounds", type=int, default=40)

@@ -101,7 +101,7 @@ def test_a_step_that_asks_for_something_else_is_stopped_with_an_exception_of_pyt
     said = printed(STEPS).splitlines()
     asks = "allocation 1 of this step asks for 8191 bytes, and when the step was recorded it asked for 8192"
     assert said[:2] == [f"tightfit: {asks}", asks]
-    assert "behind the last of the 2 allocations" in said[2]
+    assert "after the last of the 2 allocations" in said[2]
     assert "asks for 4611686018427387904 bytes" in said[4]
     assert said[6] == "12288 bytes of tensors of an earlier step still lie in the slab"
     assert said[7] == str(7 * 4096)
@@ -237,7 +237,7 @@ def evaluation(rows):
     with torch.no_grad():
         model(torch.ones(rows, 64))
 
-# Calls between the passes of a step: accepted beside its slab where there is room, refused where there is none.
+# Calls between the passes of a step: accepted next to its slab where there is room, refused where there is none.
 model = compiled("600KiB")
 for _ in range(3):
     evaluation(16)

@@ -278,7 +278,7 @@ def test_calls_that_wait_are_counted_at_what_they_hold_under_a_larger_budget() -
     work, waiting = batch(), []
     small = tightfit.plan(Perceptron(), work, "min").peak
     model = tightfit.compile(Perceptron(), budget=small + 1000, optimizer="sgd")
-    with pytest.raises(tightfit.InfeasibleBudget, match=r"Run each backward pass behind its forward pass.*up to [\d,]+ bytes") as refused:
+    with pytest.raises(tightfit.InfeasibleBudget, match=r"Run each backward pass right after its forward pass.*up to [\d,]+ bytes") as refused:
         waiting += [model(*work), model(*work)]
     model = tightfit.compile(Perceptron(), budget=refused.value.smallest, optimizer="sgd")
     sum([model(*work), model(*work)]).backward()

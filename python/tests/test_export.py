@@ -259,7 +259,7 @@ def test_weights_are_written_from_where_they_lie(tmp_path):
     ran = subprocess.run([sys.executable, "-c", PEAK.replace("../table.csv", str(tmp_path / "table.csv"))],
                          cwd=tmp_path / "in", capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
-    assert float(ran.stdout) < 0.5, f"{float(ran.stdout):.2f} times the weights beside them"
+    assert float(ran.stdout) < 0.5, f"{float(ran.stdout):.2f} times the weights as well"
     stored = load_file(tmp_path / "in" / "step" / "weights.safetensors")
     assert len(stored) == 24 and all(bool((tensor == 1.0).all()) for tensor in stored.values())
 

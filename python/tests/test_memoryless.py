@@ -103,7 +103,7 @@ def test_a_tensor_of_nobody_is_explained(tmp_path):
 @pytest.mark.parametrize("place", [meta, fake], ids=["meta", "fake"])
 def test_a_step_to_execute_needs_values(tmp_path, place):
     batch = torch.zeros(9, 6), torch.zeros(9, dtype=torch.int64)
-    with pytest.raises(tightfit.ExportError, match=r"'0.weight' has no memory behind it.*to_empty.*execute=False"):
+    with pytest.raises(tightfit.ExportError, match=r"'0.weight' has no memory of its own.*to_empty.*execute=False"):
         tightfit.export(place(lambda: nn.Sequential(nn.Linear(6, 3))), functional.cross_entropy, batch, **options(tmp_path))
     assert not (tmp_path / "step").exists()
 

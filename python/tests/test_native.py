@@ -369,7 +369,7 @@ print("ready", flush=True)
 try:
     tightfit.fit(graph, "50%", deadline=100_000)
 except KeyboardInterrupt:
-    fitted = tightfit.fit(graph, "60%", iterations=1000)  # nothing is left behind that would stop this one
+    fitted = tightfit.fit(graph, "60%", iterations=1000)  # nothing is left that would stop this one
     print("interrupted", fitted.peak <= fitted.budget, flush=True)
 """
     with subprocess.Popen([sys.executable, "-c", script, str(RESNET)], stdout=subprocess.PIPE, text=True,

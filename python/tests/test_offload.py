@@ -457,7 +457,7 @@ def test_streams_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     del log[:], one
     assert log == []
     del given_up
-    assert log == ["compute wait_event event"], "what nobody waited for is waited for before its memory goes"
+    assert log == ["compute wait_event event"], "what was not waited for is waited for before its memory goes"
     assert len(pinned) == 2
     del below
     gc.collect()

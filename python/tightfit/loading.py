@@ -78,7 +78,7 @@ def load(step: str | os.PathLike[str], saved: str | os.PathLike[str] | None = No
     trained, kinds = _kinds(described, needed, folder)
     # What only the evaluation reads is not trained.
     _check(path, found, {key: kinds[key] for key in needed if key in trained or key in found},
-           f"which {folder} reads", "name the weights that this step saved, or train it again if it was exported anew")
+           f"which {folder} reads", "name the weights that this step saved, or train it again if it was exported again")
     untrained = [key for key in needed if key not in found]
     if untrained:
         again = "export the step again, and train it"

@@ -107,7 +107,7 @@ def state_dict_of(model: nn.Module, names: Iterable[str]) -> tuple[dict[str, Any
 def _stored(name: str, tensor: torch.Tensor) -> torch.Tensor:
     if is_memoryless(tensor):
         raise ExportError(
-            f"{name!r} has no memory behind it, so there are no values to begin with: build the model on the CPU, or "
+            f"{name!r} has no memory of its own, so there are no values to begin with: build the model on the CPU, or "
             "give it memory with to_empty(device=\"cpu\") and load its weights; or let initialisation=… give every "
             "tensor a recipe; or export with execute=False, a graph to plan with"
         )

@@ -105,7 +105,7 @@ def _by_parameter(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[st
         for parameter in group["params"]:
             if id(parameter) not in names:
                 raise ExportError(f"the optimizer holds a parameter of shape {list(parameter.shape)} that is none of "
-                                  "the model's; build it anew from model.parameters()")
+                                  "the model's; build it again from model.parameters()")
             found[names[id(parameter)]] = _options(optimizer, group)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and name not in found:

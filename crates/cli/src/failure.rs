@@ -1,6 +1,6 @@
-//! A failure in words, and for programs. Invariant: where a verb was asked for JSON, a failure is
-//! one object on standard output, its last line, beside the sentences on standard error; a figure
-//! that nobody knows is absent.
+//! A failure in words, and for programs. Invariant: if a verb was asked for JSON, a failure is one
+//! object on standard output, its last line, as well as the sentences on standard error; a figure
+//! that is not known is absent.
 
 use serde_json::{Map, Value, json};
 use tightfit::FitError;
@@ -12,15 +12,15 @@ use tightfit_engine::{FittingError, PlacementError};
 use crate::exit_code::ExitCode;
 use crate::values::{BelowReserve, NoRanks, NoStages};
 
-/// What the object is written as.
+/// The value of its member `format`.
 const FORMAT: &str = "tightfit-failure/1";
 
-/// The object of any failure: its exit code, and what is said of it.
+/// The object of any failure: its exit code, and its message.
 pub fn document(code: ExitCode, said: &str) -> Value {
     json!({ "format": FORMAT, "exit_code": u8::from(code), "error": said })
 }
 
-/// What is known of a refused budget, `feasible` being false; `None` for other failures.
+/// What is known about a refused budget, with `feasible` false; `None` for other failures.
 pub fn refusal(error: &anyhow::Error) -> Option<Map<String, Value>> {
     error.chain().find_map(|cause| {
         if let Some(FittingError::Fit(error)) = cause.downcast_ref() {
@@ -57,7 +57,7 @@ pub fn refusal(error: &anyhow::Error) -> Option<Map<String, Value>> {
     })
 }
 
-/// The words of every refusal.
+/// The members of every refusal.
 fn refused(
     budget: Bytes,
     is_proven: bool,
@@ -91,7 +91,7 @@ fn of_plan(error: &PlanError) -> Option<Map<String, Value>> {
     }
 }
 
-/// What is known of a budget that is too small.
+/// What is known about a budget that is too small.
 pub fn of_proof(proof: &Infeasible) -> Map<String, Value> {
     let (needed, reached) = (Some(proof.needed), Some(proof.reached));
     let mut refusal = refused(proof.budget, proof.is_proven(), needed, reached);

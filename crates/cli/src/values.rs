@@ -44,7 +44,7 @@ pub struct HasTimes {
 #[derive(Debug, Error)]
 #[error(
     "a budget of {budget} leaves nothing for a slab: the process itself takes {}, and the matrix \
-     product packs {} beside it", reserve.base, reserve.packing
+     product packs {} in addition", reserve.base, reserve.packing
 )]
 pub struct BelowReserve {
     /// The whole budget.
@@ -102,7 +102,7 @@ impl fmt::Display for Lack {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Lack::Layer(layer, needed) => {
-                write!(f, "{layer} alone needs {needed} where nothing else lies beside it")
+                write!(f, "{layer} alone needs {needed} with nothing else in memory")
             }
             Lack::Together(held) => write!(
                 f,

@@ -35,7 +35,7 @@ fn alike(folder: &Path, names: [&str; 2]) {
     for (name, own) in &ours {
         assert_eq!(own.len(), theirs[name].len(), "{names:?}: {name}");
         for (our, their) in own.iter().zip(&theirs[name]) {
-            assert!((our - their).abs() <= 1e-5, "{names:?}: {name}: {our} beside {their}");
+            assert!((our - their).abs() <= 1e-5, "{names:?}: {name}: {our} and {their}");
         }
     }
 }
@@ -61,7 +61,7 @@ fn ranks_that_share_a_step_learn_what_one_device_does() {
                 ran.losses().iter().map(|loss| loss.parse().unwrap()).collect()
             };
             for (our, their) in losses(&ran).into_iter().zip(losses(&alone)) {
-                assert!((our - their).abs() < 1e-5, "{step} {arguments}: {our} beside {their}");
+                assert!((our - their).abs() < 1e-5, "{step} {arguments}: {our} and {their}");
             }
             let (own, one) = (ran.result(), alone.result());
             let judged = |key: &str| [&own, &one].map(|result| result[key].as_f64().unwrap());

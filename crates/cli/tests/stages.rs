@@ -93,7 +93,7 @@ fn stages_begin_where_they_are_asked_to() {
         ("model.transformer", "the model begins with `model.transformer`"),
         (
             "model.transformer.h.3,model.transformer.h.2,model.lm_head",
-            "`model.transformer.h.2` is not called behind `model.transformer.h.3`",
+            "`model.transformer.h.2` is not called after `model.transformer.h.3`",
         ),
         (
             "model.transformer.h.3,model.lm_head",

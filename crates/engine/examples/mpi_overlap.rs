@@ -98,7 +98,7 @@ fn main() {
         let mut ratios: Vec<f64> = shares.iter().map(|(beside, alone)| alone / beside).collect();
         ratios.sort_by(f64::total_cmp);
         println!(
-            "computing beside a rank that waits: {:.3} of the speed when nobody waits (median of \
+            "computing next to a rank that waits: {:.3} of the speed when none waits (median of \
              {ROUNDS}; {ratios:.3?})",
             ratios[ratios.len() / 2]
         );

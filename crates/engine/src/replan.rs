@@ -32,7 +32,7 @@ pub enum Kept {
     #[error("the search found no other plan that fits")]
     NoPlan,
     /// The evaluation would not fit.
-    #[error("the evaluation does not fit beside what was found")]
+    #[error("the evaluation does not fit next to what was found")]
     NoEvaluation,
     /// The plan that runs cannot be judged by what was measured.
     #[error(transparent)]

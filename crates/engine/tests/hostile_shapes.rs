@@ -370,7 +370,7 @@ fn each_operator_refuses_what_its_kernel_does_not_expect() {
     }
     assert_eq!(
         refused(&graphs[0]),
-        "node `call` (aten.cat.default): [2, 4] beside [2, 3] along dimension 0"
+        "node `call` (aten.cat.default): [2, 4] and [2, 3] along dimension 0"
     );
     assert_eq!(
         refused(&graphs[5]),

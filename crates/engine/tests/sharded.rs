@@ -146,7 +146,7 @@ fn shared(
 fn near(ours: &[f32], theirs: &[f32], what: &str) {
     assert_eq!(ours.len(), theirs.len(), "{what}");
     for (our, their) in ours.iter().zip(theirs) {
-        assert!((our - their).abs() <= 1e-5, "{what}: {our} beside {their}");
+        assert!((our - their).abs() <= 1e-5, "{what}: {our} and {their}");
     }
 }
 

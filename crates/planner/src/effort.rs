@@ -12,7 +12,7 @@ pub struct Effort<'a> {
     pub seed: u64,
     /// The elementary operations after which the search stops, whatever the time.
     pub work: u64,
-    /// The elementary operations of a planner with a fixed rule that come before the deadline
+    /// The elementary operations of a planner with a fixed rule that are done before the deadline
     /// counts: that much of its answer does not depend on how busy the machine is. An interruption
     /// counts at once. With [`u64::MAX`] such a planner, or a solver, ends by itself.
     pub floor: u64,
@@ -91,10 +91,10 @@ impl<'a> Meter<'a> {
     /// Units of work between two checks of the clock when work is requested.
     const CLOCK_INTERVAL: u64 = 4;
 
-    /// Time that work may go on after a chosen deadline: half of what a search may be late.
+    /// Time that work may continue after a chosen deadline: half of what a search may be late.
     const GRACE: Seconds = Seconds(0.15);
 
-    /// Time per run to examine a sequence (its simulation, and first addresses).
+    /// Time per run for examining a sequence (its simulation, and first addresses).
     const LOOK: Seconds = Seconds(2.5e-6);
 
     /// Starts counting now.

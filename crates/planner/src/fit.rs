@@ -1,10 +1,10 @@
-//! Planning and laying out, in turns. Invariant: a schedule that leaves this room was checked, and
-//! its slab is within the budget.
+//! Planning and laying out, in turns. Invariant: a schedule that leaves this module was checked,
+//! and its slab is within the budget.
 //!
-//! Plans speak of bytes, slabs of addresses, and lifetimes do not always pack. A planner with a
-//! fixed rule is asked again for as much less as was missing. The budget planner shares its effort
-//! with the layout: a little less is asked of it from turn to turn, because a little slack makes
-//! packing much easier. Where nothing packs, the smallest slab has the last word.
+//! A plan limits bytes held, a slab consists of addresses, and lifetimes do not always pack. A
+//! planner with a fixed rule then plans again with a budget reduced by what was missing. The budget
+//! planner shares its effort with the layout, and plans for slightly less from turn to turn,
+//! because a little slack makes packing much easier. If nothing packs, the smallest slab decides.
 
 mod bound;
 mod moving;
@@ -32,7 +32,7 @@ use crate::schedule::{Instruction, Residents, Schedule};
 use crate::timeline::Timeline;
 use crate::units::{Bytes, Seconds};
 
-/// A schedule that fits: checked, and beside it what no other schedule of a class can beat.
+/// A schedule that fits and was checked, with a bound that no schedule of a class beats.
 #[derive(Clone, Debug)]
 pub struct Fitted {
     checked: Checked,
@@ -47,7 +47,7 @@ impl Fitted {
         &self.checked
     }
 
-    /// The schedule, which the checker let pass.
+    /// The schedule, which the checker accepted.
     pub fn schedule(&self) -> &Schedule {
         self.checked.schedule()
     }
@@ -57,36 +57,36 @@ impl Fitted {
         self.checked.timeline()
     }
 
-    /// The time that no schedule of the bound's class within the budget beats; absent where the
+    /// The time that no schedule of the bound's class within the budget beats; absent if the
     /// planner proves nothing.
     pub fn bound(&self) -> Option<Bound> {
         self.bound
     }
 
-    /// The planner whose plan the budget planner took as it was; absent where the plan is its own.
+    /// The planner whose plan the budget planner took as it was; absent if the plan is its own.
     pub fn adopted(&self) -> Option<Planner> {
         self.adopted
     }
 
-    /// Why it is no smaller, where the smallest slab was asked for and nothing moves: the refusal
+    /// Why the slab is no smaller, if the smallest was requested and nothing may move: the refusal
     /// of a budget of one byte less.
     pub fn limit(&self) -> Option<&Infeasible> {
         self.limit.as_deref()
     }
 
-    /// The same, which is not kept any longer.
+    /// The same, which is removed from here.
     pub fn take_limit(&mut self) -> Option<Box<Infeasible>> {
         self.limit.take()
     }
 
-    /// No schedule within a budget that is no smaller beats this either.
+    /// Raises the bound to that of a budget no smaller than this one, which bounds this one too.
     pub(crate) fn raise_bound(&mut self, above: Option<Bound>) {
         if let Some(own) = &mut self.bound {
             *own = above.map_or(*own, |above| own.raised_to(above));
         }
     }
 
-    /// The same schedule under another budget with its bound, where the slab fits into that.
+    /// The same schedule under another budget with the bound of that, if the slab fits into it.
     pub(crate) fn within(&self, budget: Bytes, bound: Option<Bound>) -> Option<Fitted> {
         Some(Fitted { limit: None, checked: self.checked.within(budget)?, bound, ..*self })
     }
@@ -96,7 +96,7 @@ impl Fitted {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum FitError {
-    /// The planner has no plan; where the budget is the reason, with a proof.
+    /// The planner has no plan; if the budget is the reason, with a proof.
     #[error(transparent)]
     Plan(#[from] PlanError),
     /// The checker refused a schedule: a bug of this crate, reported instead of executed.
@@ -105,7 +105,7 @@ pub enum FitError {
 }
 
 impl FitError {
-    /// The proof, where the budget is infeasible.
+    /// The proof, if the budget is infeasible.
     pub fn infeasible(&self) -> Option<&Infeasible> {
         match self {
             FitError::Plan(PlanError::Infeasible(proof)) => Some(proof),
@@ -114,16 +114,16 @@ impl FitError {
     }
 }
 
-/// The part of the effort that the bound gets for the plan of a planner that proves nothing.
+/// Fraction of the whole effort for proving a bound if the planner itself proves none.
 const BOUND: f64 = 0.1;
 
-/// A planner that is asked for one budget after another, and remembers what it found.
+/// A planner for one budget after another, which remembers what it found.
 pub struct BudgetedPlanner<'a> {
     slab: Slab<'a>,
     planner: Planner,
-    /// What the budget planner remembers; the others have a fixed rule.
+    /// What the budget planner remembers; absent for the others, which have a fixed rule.
     search: Option<Search<'a>>,
-    /// Time that no schedule which may move what it holds beats within a budget.
+    /// For each budget, the time that no schedule within it beats, even if it moves what it holds.
     proven: Vec<(Bytes, Seconds)>,
 }
 
@@ -138,7 +138,7 @@ impl<'a> BudgetedPlanner<'a> {
         BudgetedPlanner { slab: Slab { instance, residents }, planner, search, proven: Vec::new() }
     }
 
-    /// What no schedule within a budget beats, as far as the planner knows.
+    /// The bound that the planner knows for schedules within a budget.
     pub fn bound(&self, budget: Bytes) -> Option<Bound> {
         if self.route().is_some() {
             let proven = self.proven.iter().filter(|&&(within, _)| budget <= within);
@@ -149,7 +149,7 @@ impl<'a> BudgetedPlanner<'a> {
         Some(Bound::of_runs(seconds, BoundOrder::Any))
     }
 
-    /// The way over which its plans may move what they hold.
+    /// The route over which its plans may move what they hold.
     fn route(&self) -> Option<Route> {
         self.slab.instance.route().filter(|_| self.planner.moves())
     }
@@ -184,8 +184,8 @@ impl<'a> BudgetedPlanner<'a> {
         (result, first)
     }
 
-    /// What no schedule beats that runs everything for the first time in the order of this one, if
-    /// that is the order that the planner was given, or else in any.
+    /// The bound of schedules whose first runs have the order of this one, if that is the order
+    /// that the planner was given; else of schedules in any order.
     fn bound_of(&self, schedule: &Schedule, budget: Bytes, meter: &Meter<'_>) -> Option<Bound> {
         let instance = self.slab.instance;
         let runs = schedule.instructions.iter().filter_map(|instruction| match instruction {
@@ -212,7 +212,7 @@ impl<'a> BudgetedPlanner<'a> {
         let route = self.route();
         let schedule = match (&mut self.search, route) {
             (None, _) => self.rule().smallest(&meter)?.0,
-            // Those that are faster within a known slab have that for a budget.
+            // A schedule that was made to fit a known slab has that as its budget.
             (Some(search), None) => {
                 let schedule = self.slab.lowest(search, Bytes::ZERO, &meter).0;
                 Schedule { budget: schedule.slab, ..schedule }
@@ -232,7 +232,7 @@ impl<'a> BudgetedPlanner<'a> {
     }
 
     fn adopted(&self, schedule: &Schedule) -> Option<Planner> {
-        // A schedule that recomputes nothing is the plan of no other planner.
+        // A schedule that recomputes nothing is attributed to no other planner.
         let search = self.search.as_ref().filter(|_| schedule.recomputed() > 0)?;
         search.rule_of(&schedule.runs().into())
     }
@@ -241,7 +241,7 @@ impl<'a> BudgetedPlanner<'a> {
         PlanError::Infeasible(Box::new(self.proof(budget, laid)))
     }
 
-    /// The smallest budget known to be feasible is that of the smallest slab.
+    /// A refusal; the smallest budget that it names as feasible is the smallest slab.
     fn proof(&self, budget: Bytes, laid: Laid) -> Infeasible {
         let proof = self.slab.refusal(budget, laid);
         let least = self.search.as_ref().filter(|_| self.route().is_none());
@@ -254,7 +254,7 @@ impl<'a> BudgetedPlanner<'a> {
     }
 }
 
-/// A schedule that the checker let pass.
+/// The schedule, if the checker accepts it.
 pub fn checked(
     graph: &Graph,
     profile: &Profile,

@@ -1,5 +1,5 @@
 //! Plans for runtimes whose allocator places tensors: no addresses, so the budget bounds the bytes
-//! that are held. Invariant: what leaves this room was checked, and holds no more than its budget.
+//! held. Invariant: what leaves this module was checked, and holds no more than its budget.
 
 mod moving;
 
@@ -19,8 +19,8 @@ use crate::units::Bytes;
 
 /// A plan that was checked, and that holds no more than a budget.
 ///
-/// Its schedule has addresses, too, in which nothing overlaps; they are as good as any, and nobody
-/// who holds a plan in this way should care about its slab.
+/// Its schedule has addresses, too, at which nothing overlaps; they are arbitrary, so the size of
+/// its slab means nothing.
 #[derive(Clone, Debug)]
 pub struct Held {
     schedule: Schedule,
@@ -31,8 +31,8 @@ pub struct Held {
 }
 
 impl Held {
-    /// The budget that it was made for; the bytes that it holds where as few as possible were
-    /// asked for.
+    /// The budget that it was made for; if as few bytes as possible were requested, the bytes that
+    /// it holds.
     pub fn budget(&self) -> Bytes {
         self.budget
     }
@@ -42,7 +42,7 @@ impl Held {
         &self.sequence
     }
 
-    /// The schedule, which the checker let pass.
+    /// The schedule, which the checker accepted.
     pub fn schedule(&self) -> &Schedule {
         &self.schedule
     }
@@ -52,19 +52,18 @@ impl Held {
         &self.timeline
     }
 
-    /// The time that no plan of the bound's class within the budget beats; absent where the planner
+    /// The time that no plan of the bound's class within the budget beats; absent if the planner
     /// proves nothing.
     pub fn bound(&self) -> Option<Bound> {
         self.bound
     }
 }
 
-/// Plans one step so that it holds no more bytes than are asked for, wherever tensors are placed.
+/// Plans one step so that it holds no more bytes than requested, wherever tensors are placed.
 ///
 /// # Errors
-/// [`FitError::Plan`] where the planner has no plan, with a proof where the budget is infeasible.
-/// [`FitError::Violation`] where the checker refuses what was planned, which is a bug of this
-/// crate.
+/// [`FitError::Plan`] if the planner has no plan, with a proof if the budget is infeasible.
+/// [`FitError::Violation`] if the checker refuses what was planned, which is a bug of this crate.
 pub fn hold(
     graph: &Graph,
     profile: &Profile,
@@ -93,7 +92,7 @@ pub fn hold(
     checked(graph, profile, plan, (budget, bound))
 }
 
-/// The plan as the checker let it pass, at addresses that are as good as any.
+/// The plan, if the checker accepts it, at arbitrary addresses.
 fn checked(
     graph: &Graph,
     profile: &Profile,

@@ -3,15 +3,15 @@
 //! A step is one graph: forward pass, loss, backward pass and optimizer. Its budget is the peak of
 //! everything that the step touches: parameters, optimizer state, gradients, activations,
 //! workspaces and the batch. [`fit()`] answers with a schedule that stays within the budget and a
-//! lower bound on the time of every other one, or with a refusal that says what would do.
+//! lower bound on the time of every other one, or with a refusal that says which budget would do.
 //!
-//! This crate is pure: no files, no clock. The thread of a search ends before its caller goes on;
-//! that of a mixed integer solver ends by itself, soon after its time. No schedule leaves [`fit()`]
-//! unchecked.
+//! This crate is pure: no files, no clock. The thread of a search ends before the search returns;
+//! that of a mixed integer solver ends by itself, soon after its time is up. No schedule leaves
+//! [`fit()`] unchecked.
 //!
 //! # A tour
 //! A perceptron with twelve layers, written down node by node, costed on a machine, and fitted into
-//! 70 % of the memory that it takes where nothing is recomputed:
+//! 70 % of the memory that it takes if nothing is recomputed:
 //!
 //! ```
 //! use tightfit::graph::{GraphBuilder, NodeSpec, Phase, ValueSpec};
@@ -100,7 +100,7 @@
 //! ```
 //!
 //! Nine of the cheap activations are recomputed and none of the products, and to three digits the
-//! bound says that no other choice is faster. [`Bound`] says of which schedules a bound speaks. The
+//! bound says that no other choice is faster. [`Bound`] says which schedules a bound holds for. The
 //! program prints:
 //!
 //! ```text
@@ -119,23 +119,23 @@
 //!
 //! # The flow
 //! Graph → Profile → Plan → Schedule → Checked. Each is plain data, made by a plain function from
-//! what stands before it:
+//! those before it:
 //!
 //! 1. A [`Graph`] is a step, verified once and never changed. It comes from a [`GraphBuilder`] or
-//!    from a tightfit-graph/1 file ([`graph::read`]). Analyses and decisions are tables beside it.
+//!    from a tightfit-graph/1 file ([`graph::read`]). Analyses and decisions are separate tables.
 //! 2. A [`Profile`] has the seconds and the workspace of each node on a [`Machine`].
-//! 3. A [`Plan`] says which nodes run, in which order and how often. Updates move up behind their
-//!    gradients ([`plan::base_order`]), then one [`Planner`] decides what runs again
+//! 3. A [`Plan`] says which nodes run, in which order and how often. First, updates move up to
+//!    follow their gradients ([`plan::base_order`]), then one [`Planner`] decides what runs again
 //!    ([`plan::plan`]).
 //! 4. A [`Schedule`] is the plan as instructions over buffers, each with an address in one slab
 //!    ([`schedule::lower`]).
-//! 5. A [`Checked`] schedule is one that the checker executed abstractly and let pass; its
-//!    [`Timeline`] says when what runs and what is held. The checker shares no code with the
-//!    planners, with lowering or with layout, so its word does not rest on theirs.
+//! 5. A [`Checked`] schedule is one that the checker executed abstractly and accepted; its
+//!    [`Timeline`] says what runs when and what is held. The checker shares no code with the
+//!    planners, with lowering or with layout, so its verdict does not depend on theirs.
 //!
-//! [`fit()`] goes all the way, and back to the planner where addresses do not fit; [`frontier`]
-//! does so for several budgets, and [`hold()`] stops short of addresses, for runtimes whose
-//! allocator places tensors. [`plan::modules`] plans by whole modules, from their statistics
+//! [`fit()`] takes all of these steps, and returns to the planner if addresses do not fit;
+//! [`frontier`] does so for several budgets, and [`hold()`] does without addresses, for runtimes
+//! whose allocator places tensors. [`plan::modules`] plans by whole modules, from their statistics
 //! alone.
 //!
 //! # Ids and tables
@@ -143,8 +143,8 @@
 //! a [`PrimaryMap`](id::PrimaryMap), the table of what exists, or a
 //! [`SecondaryMap`](id::SecondaryMap), a table of what is known about it. Both are types of the
 //! crate `cranelift-entity`, which also makes the ids; [`id`] exports them again with the trait
-//! [`EntityRef`](id::EntityRef), so that nobody needs to depend on that crate to read a table or to
-//! build one.
+//! [`EntityRef`](id::EntityRef), so that reading or building a table does not require a dependency
+//! on that crate.
 //!
 //! # Errors
 //! Each module has an error enum of its own ([`GraphError`](graph::GraphError),
@@ -152,12 +152,12 @@
 //! [`PlanError`](plan::PlanError), [`PlanFileError`](schedule::PlanFileError) and others), in which
 //! each variant is one thing that can be wrong: its documentation says what, and its fields say
 //! where, and what was found instead. `Display` makes a sentence of them. These enums may gain
-//! variants, so a `match` needs a last arm. [`Violation`] may be matched in full: who judges
-//! schedules is to notice when there is a new way of being wrong.
+//! variants, so a `match` needs a wildcard arm. [`Violation`] may be matched in full: code that
+//! judges schedules should notice when there is a new way to be wrong.
 //!
 //! A budget that cannot be met is an answer rather than a failure: [`FitError::infeasible`] returns
-//! its proof, an [`Infeasible`](plan::Infeasible), whose figures stand in fields of their own. No
-//! input makes this crate panic.
+//! its proof, an [`Infeasible`](plan::Infeasible), which has a field for each figure. No input
+//! makes this crate panic.
 //!
 //! [`GraphBuilder`]: graph::GraphBuilder
 //! [`Machine`]: machine::Machine
@@ -202,10 +202,10 @@ use profile::Profile;
 use schedule::{Lowering, Residents, lower};
 use units::{Bytes, Seconds};
 
-/// What a caller asks of a schedule.
+/// What a caller requests.
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
-    /// How many bytes the slab may have.
+    /// The number of bytes that the slab may have.
     pub goal: Goal,
     /// The planner that decides what runs again.
     pub planner: Planner,
@@ -234,7 +234,7 @@ impl Default for Request<'static> {
     }
 }
 
-/// One point of the frontier: a budget, and what became of it.
+/// One point of the frontier: a budget, and the result for it.
 #[derive(Debug)]
 pub struct FittedPoint {
     /// The budget of this point.
@@ -247,15 +247,15 @@ pub struct FittedPoint {
     pub total: Seconds,
 }
 
-/// Fits one step into the bytes that are asked for.
+/// Fits one step into the requested number of bytes.
 ///
-/// Addresses cost more than the bytes held where lifetimes do not pack; then the planner is asked
-/// again for as much less as was missing. Its plan with the smallest peak has the last word: either
+/// If lifetimes do not pack, addresses take more than the bytes held; the planner then plans again
+/// for less, by as much as was missing. In the end, its plan with the smallest peak decides: either
 /// its addresses fit, or its slab is the smallest budget known to be feasible.
 ///
 /// # Errors
-/// [`FitError::Plan`] where the planner has no plan, with a proof where the budget is infeasible.
-/// [`FitError::Violation`] where the checker refuses the schedule, which is a bug of this crate.
+/// [`FitError::Plan`] if the planner has no plan, with a proof if the budget is infeasible.
+/// [`FitError::Violation`] if the checker refuses the schedule, which is a bug of this crate.
 pub fn fit(graph: &Graph, profile: &Profile, request: &Request<'_>) -> Result<Fitted, FitError> {
     let order = plan::base_order(graph, profile);
     let instance = Instance::new(graph, profile, &order);
@@ -268,9 +268,9 @@ pub fn fit(graph: &Graph, profile: &Profile, request: &Request<'_>) -> Result<Fi
 }
 
 /// Fits one step into each of several budgets, given in rising order, with the request's effort for
-/// each; its goal is of no account. What fits into a smaller budget is a candidate for every larger
-/// one, and so is what is `known` already; a larger budget never gives a slower schedule, nor a
-/// higher bound of the same class.
+/// each; the request's goal is ignored. What fits into a smaller budget is a candidate for every
+/// larger one, and so is `known`; a larger budget never gives a slower schedule, nor a higher bound
+/// of the same class.
 pub fn frontier(
     graph: &Graph,
     profile: &Profile,
@@ -298,7 +298,7 @@ pub fn frontier(
         let total = Seconds((effort.clock)().0 - start.0);
         points.push(FittedPoint { budget, result, first, total });
     }
-    // A bound for more memory is one for less.
+    // A bound for a larger budget also holds for a smaller one.
     let mut above: Option<Bound> = None;
     for fitted in points.iter_mut().rev().filter_map(|point| point.result.as_mut().ok()) {
         fitted.raise_bound(above);

@@ -2,10 +2,10 @@
 //! checked within its budget, and the time is that of all of them together, each waiting for what
 //! the others send.
 //!
-//! The model of layers says where to cut and in which order; it knows neither which tensors of a
-//! layer are cheap to compute again nor that a backward pass frees them one after the other. So its
-//! plans are planned once more, by the planner of single steps, for the graph that each rank has of
-//! all micro-batches; and are ranked by what that takes.
+//! The model of layers determines the cuts and the order; it knows neither which tensors of a layer
+//! are cheap to compute again nor that a backward pass frees them one after the other. So its plans
+//! are planned once more, by the planner of single steps, for the graph that each rank has of all
+//! micro-batches; and are ranked by the time that this takes.
 
 use cranelift_entity::PrimaryMap;
 use thiserror::Error;
@@ -29,18 +29,18 @@ use crate::units::{Bytes, Seconds};
 pub struct TensorPlanning<'a> {
     /// The step, of one micro-batch.
     pub graph: &'a Graph,
-    /// What it was cut into.
+    /// The layers that it was cut into.
     pub layers: &'a [Layer],
-    /// What the ranks are.
+    /// The devices of the ranks.
     pub devices: &'a Devices,
-    /// Bytes that each element of a parameter takes, its gradient and the optimizer's state
-    /// included, where the graph does not have them.
+    /// Bytes per element of a parameter, its gradient and the optimizer's state included, if the
+    /// graph does not contain those.
     pub state: Option<f64>,
-    /// What calls of a rank's graph cost.
+    /// The cost of the calls of a rank's graph.
     pub profile: &'a dyn Fn(&Graph) -> Profile,
-    /// Who plans each rank.
+    /// The planner of each rank.
     pub planner: Planner,
-    /// How hard, for each rank.
+    /// The effort for each rank.
     pub effort: Effort<'a>,
 }
 
@@ -49,11 +49,11 @@ pub struct TensorPlanning<'a> {
 pub struct PlannedRank {
     /// The most bytes that it holds at once.
     pub peak: Bytes,
-    /// Nodes that are computed again.
+    /// The number of recomputations.
     pub recomputed: usize,
-    /// What that takes, and moves beside it.
+    /// The time that these and moves add.
     pub recomputation: Seconds,
-    /// What all its calls take.
+    /// The time of all its calls.
     pub seconds: Seconds,
     /// How long it waits for others.
     pub waiting: Seconds,
@@ -62,11 +62,11 @@ pub struct PlannedRank {
 /// A pipeline, planned tensor by tensor.
 #[derive(Clone, Debug)]
 pub struct PlannedStages {
-    /// The cut and the order, and what the model of layers says of them.
+    /// The cut and the order, and what the model of layers predicts for them.
     pub plan: StagePlan,
     /// What each rank does.
     pub ranks: PrimaryMap<RankId, PlannedRank>,
-    /// When; what is computed again belongs to the action that comes next.
+    /// The times of that; recomputations belong to the action that comes next.
     pub times: Simulated,
 }
 
@@ -78,7 +78,7 @@ impl PlannedStages {
         if all > 0.0 { 1.0 - busy.0 / all } else { 0.0 }
     }
 
-    /// What is computed again, as a share of all calls' time.
+    /// The time of recomputation, as a share of all calls' time.
     pub fn recomputed(&self) -> f64 {
         let all: Seconds = self.ranks.values().map(|rank| rank.seconds).sum();
         let again: Seconds = self.ranks.values().map(|rank| rank.recomputation).sum();
@@ -90,7 +90,7 @@ impl PlannedStages {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TensorPlanningError {
-    /// The step cannot be divided so.
+    /// The step cannot be divided like this.
     #[error(transparent)]
     Pipeline(#[from] PipelineError),
     /// A rank does not fit.
@@ -100,19 +100,19 @@ pub enum TensorPlanningError {
         schedule: String,
         /// The first rank that does not fit.
         rank: RankId,
-        /// Bytes of it that the graph does not know of.
+        /// Bytes of it that its graph does not contain.
         beside: Bytes,
         /// Why not.
         error: Box<FitError>,
     },
-    /// A rank has less than what lies there in every schedule.
+    /// A rank has less than it holds in every schedule.
     #[error("{schedule}: {rank} needs {needed} at least")]
     TooLittle {
         /// The name of the order.
         schedule: String,
         /// The rank that needs most.
         rank: RankId,
-        /// What that is.
+        /// The bytes that it needs.
         needed: Bytes,
     },
     /// The ranks wait for each other, which is a bug of this crate.
@@ -124,11 +124,11 @@ pub enum TensorPlanningError {
 }
 
 impl TensorPlanning<'_> {
-    /// Plans every rank of a pipeline within its budget, with leeway for senders where there is
-    /// room for it.
+    /// Plans every rank of a pipeline within its budget, with leeway for senders if there is room
+    /// for it.
     ///
     /// # Errors
-    /// [`TensorPlanningError`] where a rank does not fit.
+    /// [`TensorPlanningError`] if a rank does not fit.
     pub fn plan(&self, plan: &StagePlan) -> Result<PlannedStages, TensorPlanningError> {
         self.with(plan, Leeway::OF_SENDERS).or_else(|_| self.with(plan, Leeway::NONE))
     }
@@ -138,7 +138,7 @@ impl TensorPlanning<'_> {
         let Ranks { graphs, begins, messages, .. } = ranks(&division, &plan.rows, leeway)?;
         let schedule = || plan.schedule.clone();
         let profiles: PrimaryMap<RankId, Profile> = graphs.values().map(self.profile).collect();
-        // Before anything is searched for.
+        // Checked before any search.
         let needed = |(rank, graph): (RankId, &Graph)| {
             (needed(graph, &profiles[rank], self.planner) + self.beside(graph), rank)
         };
@@ -190,8 +190,8 @@ impl TensorPlanning<'_> {
         Ok(PlannedStages { plan: plan.clone(), ranks, times })
     }
 
-    /// What the parameters of a rank take that its graph does not know of, where gradients are as
-    /// large as their parameters.
+    /// The bytes of a rank's parameters that its graph does not contain, if gradients are as large
+    /// as their parameters.
     fn beside(&self, graph: &Graph) -> Bytes {
         let Some(state) = self.state else { return Bytes::ZERO };
         let (mut whole, mut known) = (0.0, graph.static_bytes());
@@ -207,7 +207,7 @@ impl TensorPlanning<'_> {
     }
 }
 
-/// What a rank does when: stretches of calls of the same action. The update belongs to none.
+/// What a rank does, and when: stretches of calls of one action. The update belongs to none.
 fn actions(
     row: &[Action],
     begins: &[NodeId],
@@ -215,7 +215,7 @@ fn actions(
     time: &RankInTime,
 ) -> Vec<Performed> {
     let mut done: Vec<Performed> = Vec::new();
-    // What is computed again, until it is known for whom.
+    // The start of recomputations whose action is not known yet.
     let mut again: Option<Seconds> = None;
     for (call, &start) in fitted.timeline().calls.iter().zip(&time.starts) {
         let end = Seconds(start.0 + call.seconds.0);

@@ -31,7 +31,7 @@ pub enum ReplayError {
     },
     /// More allocations than were recorded.
     #[error(
-        "this step asks for {} bytes behind the last of the {recorded} allocations that it made \
+        "this step asks for {} bytes after the last of the {recorded} allocations that it made \
          when it was recorded", .asked.0
     )]
     OneMore {

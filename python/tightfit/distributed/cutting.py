@@ -247,7 +247,7 @@ def _layers(nodes: list[fx.Node], begins: list[Entry]) -> dict[fx.Node, int]:
     if layer < len(begins):
         module, call = begins[layer]
         raise ExportError(
-            f"the plan cuts before call {call + 1} of {module!r}, and the model has no such call behind the cut before; "
+            f"the plan cuts before call {call + 1} of {module!r}, and the model has no such call after the cut before; "
             "plan for this model and a batch of this size"
         )
     return found

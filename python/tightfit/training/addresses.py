@@ -194,7 +194,7 @@ class Slab:
                 course.forget()
             advice = "; gradients that it had computed may be there, so call zero_grad()" if is_backward else ""
             raise AllocationError(f"{said}. The step was stopped, and no tensor was written over; the next one is recorded "
-                                  f"anew{advice}") from None
+                                  f"again{advice}") from None
         try:
             self.native.close()
         except AllocationError:
@@ -253,9 +253,9 @@ class Slab:
         """Refuses a call that cannot use the slab, because something still lies in it, if there is no room outside."""
         if budget is not None and needed > budget:
             raise BudgetExceeded(
-                f"{held:,} bytes of an earlier call still lie where this one is to be placed, and beside them it would make "
+                f"{held:,} bytes of an earlier call still lie where this one is to be placed, and next to them it would make "
                 f"{needed:,} bytes reserved, {needed - budget:,} more than the budget. Nothing was computed. Run each "
-                "backward pass behind its forward pass, other calls before or behind both, call zero_grad() before the next "
+                "backward pass right after its forward pass, other calls before or after both, call zero_grad() before the next "
                 "step and before evaluation, and keep no outputs",
                 budget=budget, needed=needed,
             )
@@ -296,7 +296,7 @@ def too_large(name: str, budget: int, excess: int) -> BudgetExceeded:
     """The refusal of a step for whose addresses no plan leaves enough room."""
     return BudgetExceeded(
         f"a step of {name} would reserve {budget + excess:,} bytes, {excess:,} more than the budget: a slab for what it makes, "
-        "and beside it parameters, batch and what outlasts the step; and no plan of fewer bytes was found. Nothing was "
+        "and in addition parameters, batch and what outlasts the step; and no plan of fewer bytes was found. Nothing was "
         f"computed. Give budget={budget + excess} or more, or leave addresses=True out: {_REMAINS}",
         budget=budget, needed=budget + excess,
     )

@@ -580,10 +580,10 @@ class Step:
             listed = ", ".join(f"{size:,} of {reason}" for reason, size in reasons.items() if size)
             whole = ", which overwrites nothing" if keeps else ""
             advice = ["let outputs go before it"] if beside.get("outputs of this call") else []
-            advice += ["run each backward pass behind its forward pass", *(["without retain_graph"] if keeps else [])]
+            advice += ["run each backward pass right after its forward pass", *(["without retain_graph"] if keeps else [])]
             raise BudgetExceeded(
                 f"this backward pass would hold {total:,} bytes, {total - self.settings.budget:,} "
-                f"more than the budget: beside the {now.held.peak:,} of its plan{whole}, there are {listed}. Nothing was computed. "
+                f"more than the budget: in addition to the {now.held.peak:,} of its plan{whole}, there are {listed}. Nothing was computed. "
                 f"{', '.join(advice).capitalize()}, or raise the budget",
                 budget=self.settings.budget, needed=total,
             )
@@ -594,7 +594,7 @@ class Step:
                 raise RuntimeError(
                     f"{self.joint.arguments[index].name!r}, which this backward pass needs, was changed in place since its "
                     "forward pass (it is at version "
-                    f"{tensor._version}, expected {pending.versions[index]}); change it behind the backward pass"
+                    f"{tensor._version}, expected {pending.versions[index]}); change it after the backward pass"
                 )
 
 

@@ -49,7 +49,7 @@ def refusal(step: Any, error: InfeasibleBudget, needed: int, others: Mapping[str
         fewer = f" ({without} if every step begins without gradients: zero_grad() before the forward pass, no accumulation)"
     return InfeasibleBudget(
         f"{too_few(budget, needed)} a step of {step.name} on a batch of {shapes}: no schedule needs less than {needed:,}, and "
-        f"{smallest:,} are known to suffice.{binding} Beside the graph's own tensors this counts {listed}. Give "
+        f"{smallest:,} are known to suffice.{binding} In addition to the graph's own tensors this counts {listed}. Give "
         f"budget={smallest} or more{fewer}, or a smaller batch{_advice(step, others, coming)}",
         budget=budget or 0, needed=needed, smallest=smallest, binding=error.binding, live=error.live,
     )
@@ -61,7 +61,7 @@ def _advice(step: Any, others: Mapping[str, int], coming: Coming) -> str:
     if coming.begins_with_gradients:
         advice.append("Gradients of an earlier step count: where they are not added to, call zero_grad() before the forward pass")
     if coming.waiting:
-        advice.append("Run each backward pass behind its forward pass, and let go of losses and outputs of earlier calls: each "
+        advice.append("Run each backward pass right after its forward pass, and let go of losses and outputs of earlier calls: each "
                       f"further one takes up to {max(coming.waiting):,} bytes")
     if step.accumulates and step.joint.has_backward and "optimizer state" not in others:
         advice.append("An optimizer's state comes on top, unless optimizer=… says which")

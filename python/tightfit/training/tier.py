@@ -83,8 +83,8 @@ class Tier:
         if self.used + size > self.size:
             raise OffloadError(
                 f"a step of {name} moves {size:,} bytes to the tier, where {self.used:,} of {self.size:,} are taken by forward "
-                "passes whose backward pass has not come. Nothing was computed. Run each backward pass behind its forward "
-                f"pass, or give offload={self.used + size} or more"
+                "passes whose backward pass has not come. Nothing was computed. Run each backward pass right after its "
+                f"forward pass, or give offload={self.used + size} or more"
             )
 
     def close(self) -> None:

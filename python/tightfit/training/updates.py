@@ -85,7 +85,7 @@ class Updates:
         missing = [name for name, tensor in parameters.items() if id(tensor) not in self._group_of]
         if missing:
             raise OptionError(
-                f"the optimizer does not hold {_listed(missing)}, which would get a gradient that nobody uses; add it "
+                f"the optimizer does not hold {_listed(missing)}, which would get a gradient that nothing uses; add it "
                 "to the optimizer, or freeze it with requires_grad_(False)"
             )
         if any(tensor.grad is not None for group in self._groups for tensor in group["params"]):

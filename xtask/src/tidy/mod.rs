@@ -14,6 +14,7 @@ mod paths;
 mod sizes;
 mod source;
 mod tree;
+mod wording;
 
 use anyhow::{Result, bail};
 
@@ -24,7 +25,7 @@ use tree::{Finding, Tree};
 
 type Rule = fn(&Tree) -> Vec<Finding>;
 
-const RULES: [Rule; 9] = [
+const RULES: [Rule; 10] = [
     openings::check,
     imports::check,
     circles::check,
@@ -34,6 +35,7 @@ const RULES: [Rule; 9] = [
     sizes::check,
     leftovers::check,
     links::check,
+    wording::check,
 ];
 
 /// Checks all files that git tracks, or would track, against all rules.

@@ -85,7 +85,7 @@ pub fn announce(
         output::milliseconds(timeline.seconds)
     )?;
     if planned.evaluation.is_none() && step.evaluation.is_some() {
-        row!("evaluation", "left out", "it does not fit beside the parameters")?;
+        row!("evaluation", "left out", "it does not fit next to the parameters")?;
     }
     Ok(())
 }

@@ -209,7 +209,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let unused = unused.filter(|_| planned.region.is_none());
     if arguments.json && planned.evaluation.is_none() && step.evaluation.is_some() {
         note!(
-            "note: the validation data is left out: its graph does not fit beside the parameters"
+            "note: the validation data is left out: its graph does not fit next to the parameters"
         );
     }
     write_plan(arguments, &step, &planned)?;

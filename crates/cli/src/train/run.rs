@@ -145,7 +145,7 @@ pub fn run(
             if !arguments.keep_going {
                 ending = not_finite_at(arguments, number, "loss", f64::from(loss));
             } else if not_finite.count == 1 && leads {
-                bar.suspend(|| note!("step {number}: the loss is {loss}; going on, as asked"));
+                bar.suspend(|| note!("step {number}: the loss is {loss}; going on, as requested"));
             }
         }
         let ends = !matches!(ending, Ending::InOrder);

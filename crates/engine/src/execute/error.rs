@@ -88,7 +88,7 @@ pub enum CompileError {
     /// An input or an output of the graph is a tensor that is placed at run time.
     #[error(
         "node `{node}` makes an input or an output of the graph that lies in a parameter or in \
-         state: between two steps nobody knows where these are, unless they are planned"
+         state: between two steps it is not known where these are, unless they are planned"
     )]
     EndsPlaced {
         /// The node's name.

@@ -37,8 +37,8 @@ pub enum PlacementError {
     /// The policy evicts nothing, and not everything fits.
     #[error(
         "{} a budget of {budget} for parameters, buffers and optimizer state, {held} in chunks of \
-         {chunk}, beside everything else: where nothing is evicted, {} ({} bytes) are enough; or \
-         evict what is not needed", claim(*is_proven), reached.rounded_up(), reached.0
+         {chunk}, in addition to everything else: if nothing is evicted, {} ({} bytes) are enough; \
+         or evict what is not needed", claim(*is_proven), reached.rounded_up(), reached.0
     )]
     Whole {
         /// The whole budget.

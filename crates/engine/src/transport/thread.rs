@@ -302,7 +302,7 @@ mod tests {
             links[1].receive(HEADER, &mut into).unwrap();
             assert_eq!(into, bytes);
         });
-        assert!(matches!(links[0].lock().slots[3], Slot::Free), "nothing is left behind");
+        assert!(matches!(links[0].lock().slots[3], Slot::Free), "nothing is left over");
     }
 
     #[test]

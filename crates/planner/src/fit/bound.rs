@@ -1,4 +1,5 @@
-//! What no schedule of a class beats. Invariant: a bound names its class, and holds for all of it.
+//! Bounds that no schedule of a class beats. Invariant: a bound names its class, and holds for all
+//! of it.
 
 use crate::plan::BoundOrder;
 use crate::units::Seconds;
@@ -8,7 +9,7 @@ use crate::units::Seconds;
 pub struct Bound {
     /// The time of the whole step that no schedule of the class beats.
     pub seconds: Seconds,
-    /// The schedules that the bound speaks of.
+    /// The schedules that the bound holds for.
     pub class: ScheduleClass,
 }
 
@@ -32,7 +33,7 @@ pub enum Actions {
 }
 
 impl Bound {
-    /// The higher of two, where they speak of the same class; else this one.
+    /// The higher of two bounds if they are of the same class; else this one.
     pub(crate) fn raised_to(self, other: Bound) -> Bound {
         let is_higher = other.class == self.class && other.seconds > self.seconds;
         if is_higher { other } else { self }
@@ -43,7 +44,7 @@ impl Bound {
         Bound { seconds, class: ScheduleClass { order, actions: Actions::Runs } }
     }
 
-    /// A bound for schedules that may move what they hold, too.
+    /// A bound for schedules that may also move what they hold.
     pub(crate) fn of_moves(seconds: Seconds) -> Bound {
         let class = ScheduleClass { order: BoundOrder::Any, actions: Actions::RunsAndMoves };
         Bound { seconds, class }

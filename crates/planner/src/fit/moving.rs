@@ -1,5 +1,6 @@
-//! The budget planner where what is held may move. Invariant: its schedule is none slower than the
-//! fastest that was found to move nothing; without a deadline, threads do not change it.
+//! The budget planner if what is held may move. Invariant: its schedule is no slower than the
+//! fastest that was found to move nothing; without a deadline, the timing of threads does not
+//! change it.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -13,11 +14,12 @@ use crate::plan::{self, LOWEST, PlanError, Rounds, Search};
 use crate::schedule::Schedule;
 use crate::units::{Bytes, Seconds};
 
-/// The part of the time for the bound: it is as good as it gets soon, and processors are few.
+/// Fraction of the remaining time for the bound, which soon stops rising and takes a processor.
 const PROOF: f64 = 0.2;
 
 impl BudgetedPlanner<'_> {
-    /// A schedule within the budget; beside it, on a second thread, what none of them beats.
+    /// A schedule within the budget; at the same time, a second thread proves a bound for the
+    /// budget.
     pub(super) fn found_and_proven(
         &mut self,
         route: Route,
@@ -37,7 +39,7 @@ impl BudgetedPlanner<'_> {
                     .map_err(|smallest| self.refusal(budget, *smallest)),
                 None => rule.fit(budget, meter, first),
             };
-            // A thread that panicked leaves a weaker bound, and its message.
+            // If that thread panicked, its message was printed, and the bound is weaker.
             (found, prover.end())
         });
         self.proven.extend(proven.map(|least| (budget, least)));
@@ -46,8 +48,8 @@ impl BudgetedPlanner<'_> {
 }
 
 impl Slab<'_> {
-    /// The fastest schedule that is found within the budget; beside what moves, on a second thread,
-    /// what moves nothing.
+    /// The fastest schedule that is found within the budget; a second thread looks for schedules
+    /// that move nothing.
     fn with_moves(
         mut self,
         search: &mut Search<'_>,
@@ -58,12 +60,12 @@ impl Slab<'_> {
     ) -> Result<Schedule, Box<Laid>> {
         let given = meter.effort();
         let tiered = Tiered { slab: self, route };
-        // What another schedule has away cannot stay.
+        // What another schedule keeps in the tier below cannot stay on the device.
         let is_possible = self.residents.below.is_empty() && budget >= search.least_budget();
         let seconds = |schedule: &Schedule| tiered.seconds(schedule);
         let least = self.instance.seconds().0;
-        // One that takes no longer than all first runs is enough: nobody looks further. Without a
-        // deadline the same seed has to give the same schedule, whoever is first.
+        // A schedule that takes no longer than all first runs ends both searches; not so without a
+        // deadline, when the same seed has to give the same schedule, whichever thread is first.
         let is_done = AtomicBool::new(false);
         let ends = |found: &Option<Schedule>| {
             let is_least = found.as_ref().is_some_and(|found| seconds(found) <= least);
@@ -86,18 +88,18 @@ impl Slab<'_> {
             });
             let moves = tiered.within(&above, budget, None, &Meter::new(&effort));
             ends(&moves);
-            // A thread that panicked leaves no schedule, and its message.
+            // If that thread panicked, its message was printed, and there is no schedule of it.
             let stays = stays.and_then(|stays| stays.end());
             (stays, moves)
         });
         let (stays, of_first) = stays.unzip();
         *first = Some(of_first.unwrap_or(meter.elapsed()));
-        // The first of several that are as fast: the one that moves nothing.
+        // Of equally fast ones the first, which moves nothing.
         let found = stays.flatten().into_iter().chain(moves);
         let fastest = found.min_by(|a, b| seconds(a).total_cmp(&seconds(b)));
         fastest.map_or_else(
             || {
-                // As if the smallest had been asked for.
+                // As if the smallest slab had been requested.
                 let known = self.lowest_without_moves(search, meter);
                 within(budget, tiered.smallest(search, known, budget, meter))
             },
@@ -105,13 +107,13 @@ impl Slab<'_> {
         )
     }
 
-    /// The smallest slab of a schedule that moves nothing; none where something has to.
+    /// The smallest slab of a schedule that moves nothing; absent if something has to move.
     fn lowest_without_moves(&self, search: &mut Search<'_>, meter: &Meter<'_>) -> Option<Laid> {
         let may_stay = self.residents.below.is_empty();
         may_stay.then(|| self.lowest(search, Bytes::ZERO, &meter.until(LOWEST)))
     }
 
-    /// The smallest slab where what is held may move, and the fastest schedule in it.
+    /// The fastest schedule in the smallest slab that is found if what is held may move.
     pub fn smallest_with_moves(
         &self,
         search: &mut Search<'_>,

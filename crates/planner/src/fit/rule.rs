@@ -1,8 +1,8 @@
-//! Planners with a fixed rule in one slab. Invariant: what is refused is the planner's own answer,
-//! and the budget that a refusal names has addresses.
+//! Planners with a fixed rule in one slab. Invariant: a refusal is the planner's own answer, and
+//! the budget that it names suffices for addresses.
 //!
-//! A rule is asked for as much less as was missing, until addresses pack, or else for its smallest
-//! plan.
+//! A rule plans for a budget reduced by the bytes that were missing, until addresses pack; if they
+//! never do, its smallest plan is laid out.
 
 use crate::effort::Meter;
 use crate::fit::slab::{Laid, Slab, within};
@@ -11,13 +11,13 @@ use crate::plan::{self, Infeasible, NotFound, Plan, PlanError, Planner};
 use crate::schedule::Schedule;
 use crate::units::{Bytes, Seconds};
 
-/// A slab of at most this many times the bytes held is compact.
+/// Ratio of slab to bytes held up to which a slab is compact, so that no more work is spent on it.
 const COMPACT: f64 = 1.02;
-/// The part of the effort that is spent on making a slab compact that fits already.
+/// Fraction of the whole effort spent on making a slab compact that fits already.
 const COMPACTION: f64 = 0.3;
-/// The part of the effort in which a rule plans a budget; the rest is for its smallest slab.
+/// Fraction of the whole effort for planning within a budget; the rest is for the smallest slab.
 const BUDGET: f64 = 0.3;
-/// The part of the effort that goes into the smallest slab where that is all that is asked for.
+/// Fraction of the whole effort for the smallest slab if nothing else is requested.
 const SMALLEST: f64 = 0.55;
 
 /// A planner with a fixed rule.
@@ -28,7 +28,7 @@ pub struct Rule<'a> {
 }
 
 impl Rule<'_> {
-    /// A schedule within the budget; in `first`, how long its plan took.
+    /// A schedule within the budget; `first` is set to the time until its first plan.
     pub fn fit(
         &self,
         budget: Bytes,
@@ -45,14 +45,14 @@ impl Rule<'_> {
             Ok(Some(schedule)) => Ok(schedule),
             Ok(None) => smallest(meter),
             Err(PlanError::NotFound(ended)) => smallest(meter).map_err(|error| {
-                // What is named has addresses.
+                // The size that is named is that of a slab.
                 let reached = match error {
                     PlanError::Infeasible(proof) => proof.reached,
                     _ => self.size(&ended.plan, ended.reached, meter),
                 };
                 PlanError::NotFound(NotFound { budget, reached, ..*ended }.into())
             }),
-            // A solver whose time was up may still reach its smallest slab, and goes on from there.
+            // A solver whose time was up may still reach its smallest slab; it then continues.
             Err(unsolved @ PlanError::Unsolved { .. }) => match smallest(meter) {
                 Ok(lowest) => self
                     .until(1.0, budget, meter, first)
@@ -65,7 +65,8 @@ impl Rule<'_> {
         }
     }
 
-    /// As much less as was missing, until addresses pack; in a part of the effort.
+    /// Plans with a budget reduced by what was missing until addresses pack, in a share of the
+    /// effort.
     fn until(
         &self,
         part: f64,
@@ -93,22 +94,23 @@ impl Rule<'_> {
             let schedule = lay(budget, part);
             let peak = plan.peak;
             if schedule.slab <= budget {
-                // Addresses that fit may be spread out all the same.
+                // Addresses that fit may still be spread out.
                 let compact = Bytes((peak.0 as f64 * COMPACT) as u64);
                 let smaller = (schedule.slab > compact)
                     .then(|| lay(compact, (meter.share() + COMPACTION).min(1.0)));
                 let smaller = smaller.filter(|smaller| smaller.slab < schedule.slab);
                 return Ok(Some(Schedule { budget, ..smaller.unwrap_or(schedule) }));
             }
-            // Asked for no less than this plan holds, the planner would give the same plan again.
+            // With a budget that this plan is within, the planner would give the same plan again.
             let Some(less) = peak.0.checked_sub(1) else { return Ok(None) };
             target = target.saturating_sub(schedule.slab - budget).min(Bytes(less));
         }
     }
 
-    /// The refusal of a planner that goes by predictions: another plan of it that happens to fit
-    /// would not be its answer. The budget that it names is one for addresses, too; with more than
-    /// it predicted the planner may choose otherwise, so it is asked again.
+    /// The refusal of a planner that decides by predictions: another of its plans that happens to
+    /// fit would not be its answer. The budget that is named suffices for addresses, too; the
+    /// planner may choose differently with a larger budget than it predicted, so it plans again
+    /// with that.
     fn mispredicted(&self, proof: Infeasible, budget: Bytes, meter: &Meter<'_>) -> PlanError {
         let Rule { planner, slab: Slab { instance, .. } } = *self;
         let size = |plan: &Plan, least: Bytes| least.max(self.size(plan, least, meter));
@@ -118,7 +120,7 @@ impl Rule<'_> {
             let larger = match plan::plan_within(instance, reached, planner, &mut turn) {
                 Ok(plan) => size(&plan, reached),
                 Err(PlanError::Infeasible(above)) => size(&above.plan, above.reached),
-                // Time is up; what recomputes nothing needs no choice.
+                // Time is up; recomputing nothing requires no decision.
                 Err(_) => {
                     reached = size(&instance.unplanned(planner), reached);
                     break;
@@ -132,8 +134,7 @@ impl Rule<'_> {
         PlanError::Infeasible(Box::new(Infeasible { budget, reached, ..proof }))
     }
 
-    /// The bytes of the slab of a plan that is to lie within a limit, in what is left of the
-    /// effort.
+    /// The bytes of a plan's slab, laid out to fit a limit with the remaining effort.
     fn size(&self, plan: &Plan, limit: Bytes, meter: &Meter<'_>) -> Bytes {
         self.slab.lay_out(plan, Goal::Within(limit), meter.rest_until(1.0)).slab
     }
@@ -146,7 +147,7 @@ impl Rule<'_> {
     /// The same, or one that is small enough.
     fn lowest(&self, enough: Bytes, meter: &Meter<'_>) -> Result<Laid, PlanError> {
         let Rule { planner, slab } = *self;
-        // As if nothing had been asked for before.
+        // With the whole floor, as if this were the first request.
         let mut anew = meter.above(meter.effort().floor);
         let plan = plan::smallest(slab.instance, planner, &mut anew)?;
         Ok((slab.smallest_of(&plan, enough, Slab::rest(meter, 1.0)), plan))

@@ -1,11 +1,12 @@
-//! The smallest slab, looked for in rungs, each with three times the work of the one before.
+//! The smallest slab, searched for in rungs, each with three times the work of the one before.
 //! Invariant: what a rung does follows from the graph, the seed and the rungs before it, not from
-//! what is left of the effort or from what was asked for; so more effort comes past every schedule
-//! that less has come past, and the slab that is named is the end of one of them.
+//! the remaining effort or the request; so more effort passes through every schedule that less
+//! effort passes through, and the slab that is named is the size of one of them.
 //!
 //! A rung looks for the plan with the smallest slab, and then for faster plans within that slab.
-//! These often end below it, since they are made for less wherever addresses do not pack. A last
-//! rung that there is not enough work for only does the first, which more work does no worse.
+//! These often need less than the slab, since their budget is reduced if addresses do not pack. If
+//! the work left does not suffice for a last rung, it does only the first part, whose result does
+//! not get worse with more work.
 
 use std::convert::Infallible;
 
@@ -15,9 +16,9 @@ use crate::fit::smallest::SmallestSlab;
 use crate::plan::{FIRST_ROUND, LOWEST, Plan, Realize, Rounds, Search};
 use crate::units::Bytes;
 
-/// Of the work of a rung, that of the next.
+/// Factor by which the work of a rung exceeds that of the one before.
 const GROWTH: u64 = 3;
-/// A slab that exceeds a budget by less than one part in this many gets twice the time.
+/// A slab that exceeds a budget by at most one part in this many of itself gets twice the time.
 const NEAR: u64 = 50;
 
 impl Slab<'_> {
@@ -59,8 +60,8 @@ impl Slab<'_> {
         best
     }
 
-    /// Of the ever faster plans that pack within a known slab, the one with the smallest. In the
-    /// first rung the other planners are asked, too.
+    /// Among ever faster plans that pack within a known slab, the one with the smallest slab. In
+    /// the first rung, the other planners take part, too.
     fn faster(
         &self,
         search: &mut Search<'_>,
@@ -79,7 +80,7 @@ impl Slab<'_> {
     }
 }
 
-/// Plans in a slab that a known plan needs.
+/// Plans within the slab of a known plan.
 struct Known<'a> {
     slab: Slab<'a>,
     plan: Plan,

@@ -1,9 +1,9 @@
-//! Sequences of runs whose storages may be away. Invariant: what comes out was simulated, and holds
-//! no more than its budget.
+//! Sequences of runs whose storages may be away. Invariant: each result was simulated, and holds no
+//! more than its budget.
 //!
-//! What recomputation does not have to save, transfers do: the search recomputes as far as to a
-//! budget above the one that is asked for, and the rest is away while nobody needs it. How far
-//! above is found by bisection: where the lanes are just in time. Then both are improved in turns.
+//! Transfers save what recomputation does not: the search recomputes down to a budget above the
+//! requested one, and the rest is away while no run needs it. Bisection finds how far above: so far
+//! that the lanes are just in time. Then both are improved in turns.
 
 use std::cmp::Ordering;
 
@@ -16,64 +16,65 @@ use crate::plan::{self, Instance, Plan, Planner, Search};
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
 
-/// How many budgets above the one that is asked for are recomputed to, and how far up, in parts of
-/// what the lanes hide at most.
+/// Number of budgets above the requested one (levels) that the search recomputes down to.
 const LEVELS: u32 = 7;
+/// The highest level above the budget, as a fraction of the bytes that lanes hide at most.
 const MOST_HIDDEN: f64 = 1.5;
-/// So many where it is nearly known how far, and how near that is.
+/// Number of levels if the bracket of a similar budget is known.
 const FEW_LEVELS: u32 = 3;
+/// By how much that bracket is widened at each end, as a fraction of the same bytes.
 const NEAR: f64 = 0.06;
-/// Lanes are in time where the step waits for no more than this part of it.
+/// Lanes are in time if the step waits for no more than this fraction of its runs' time.
 const IN_TIME: f64 = 4e-3;
-/// Work of the search at each of them, per operator.
+/// Work units of the search at each level, per operator.
 const WORK_OF_A_LEVEL: u64 = 60;
-/// The part of the time for all levels; half of it goes into sequences, half into a look at what
-/// moves.
+/// Fraction of the whole time for all levels: half for sequences, half for first choices of moves.
 pub const SEARCH: f64 = 0.25;
+/// Fraction of the whole time for each of the two halves of one level.
 const OF_A_LOOK: f64 = SEARCH / (2 * LEVELS) as f64;
-/// Of the levels, so many are improved.
+/// Number of sequences, the fastest of those found, that are improved.
 const IMPROVED: usize = 3;
-/// Work for a look at what moves, per run.
+/// Work units per run for choosing what moves; three times as many in each further pass.
 const LOOK: u64 = 200;
-/// How much more is moved than has to be, in parts of what the lanes hide at most.
+/// Bytes moved beyond what has to be, as fractions of the bytes that lanes hide at most.
 const SPARE: [f64; 6] = [0.0, 0.01, 0.03, 0.06, 0.12, 0.2];
-/// So often, ever more thoroughly.
+/// Number of passes of a descent, each more thorough than the one before.
 const MOST_THOROUGH: u32 = 4;
-/// The part of the time that is left for one step of that.
+/// Fraction of the remaining time for one step of a pass.
 const LEG: f64 = 0.1;
-/// So many storages are computed again instead of brought back, each on trial.
+/// Most storages that are tried, one by one, for being recomputed instead of brought back.
 const MOST_INSTEAD: usize = 8;
-/// Bytes a second of lanes that take next to no time.
+/// Bytes per second of lanes that take next to no time.
 const INSTANT: f64 = 1e15;
 
-/// What sequences with moves are looked for with.
+/// The search for sequences with moves.
 pub struct Sequences<'a> {
     pub instance: Instance<'a>,
     pub route: Route,
-    /// What is settled of each storage.
+    /// Where each storage has to be, if that is already decided.
     pub home: &'a dyn Fn(StorageId) -> Home,
-    /// Bytes of the tier that are not to be had.
+    /// Bytes of the tier that are unavailable.
     pub taken: Bytes,
     /// Whether a transfer may be under way when a step ends.
     pub crossing: Crossing,
 }
 
-/// How far above a budget to recompute to, in parts of what the lanes hide at most: between where
-/// they are in time, or nothing is found, and where they are late.
+/// How far above a budget to recompute to, as a fraction of the bytes that the lanes hide at most:
+/// between a level at which they are in time, or nothing is found, and one at which they are late.
 #[derive(Clone, Copy)]
 pub struct Bracket {
     in_time: f64,
     late: f64,
     highest: f64,
     levels: u32,
-    /// Whether the highest of them is to be tried, which needs most of the lanes, and whether the
-    /// order of the program is.
+    /// Whether to try the highest level first, which needs the lanes most.
     tries_highest: bool,
+    /// Whether to try program order.
     tries_program: bool,
 }
 
 impl Bracket {
-    /// Nothing is known yet.
+    /// The bracket if nothing is known yet.
     pub fn whole() -> Bracket {
         Bracket {
             in_time: 0.0,
@@ -85,7 +86,7 @@ impl Bracket {
         }
     }
 
-    /// What is known of a budget that is a little less or more.
+    /// The bracket for a slightly smaller or larger budget.
     fn near(self) -> Bracket {
         let Bracket { in_time, late, .. } = self;
         let (in_time, late) = ((in_time - NEAR).max(0.0), late + NEAR);
@@ -97,7 +98,7 @@ impl Bracket {
     }
 }
 
-/// Takes another plan where that is faster, and says whether it is.
+/// Takes another plan if that is faster; returns whether it is.
 fn improve(best: &mut Plan, other: Option<Plan>) -> bool {
     match other {
         Some(other) if other.seconds < best.seconds => {
@@ -134,8 +135,8 @@ impl Sequences<'_> {
             .with_crossing(crossing)
     }
 
-    /// Sequences of which the one with the smallest peak is sought: the step as it stands, what is
-    /// known to be small, and the lowest that the search finds.
+    /// Candidates for the sequence with the smallest peak: the step as it stands, what is known to
+    /// be small, and the lowest that the search finds.
     pub fn lowest(
         &self,
         search: &mut Search<'_>,
@@ -150,11 +151,10 @@ impl Sequences<'_> {
         sequences
     }
 
-    /// The fastest of sequences that recompute so much that what they hold is within several
-    /// budgets, moved to the one that is asked for.
+    /// Fast sequences that recompute down to several budgets, with moves down to the requested one.
     ///
-    /// The more is moved, the less runs again, up to where the lanes are in time no longer; so the
-    /// budgets are halved in between. The bracket is that of a budget like this one afterwards.
+    /// The more is moved, the less runs again, up to where the lanes are no longer in time; that
+    /// level is found by bisection. Afterwards the bracket suits a budget similar to this one.
     pub fn levels(
         &self,
         search: &Search<'_>,
@@ -164,15 +164,15 @@ impl Sequences<'_> {
     ) -> Vec<Plan> {
         let peak = self.instance.peak(self.instance.order);
         let work = self.instance.order.len() as u64 * WORK_OF_A_LEVEL;
-        // The level of the step as it stands.
+        // The level at which the step as it stands fits.
         let whole = peak.saturating_sub(budget).0 as f64 / self.hidden();
-        // The fastest where they are in time.
+        // The time at the last level at which they were in time.
         let mut fastest = 0.0;
         let mut found = Vec::new();
         let program = self.instance.graph.compute_nodes();
         if bracket.tries_program && program != self.instance.order {
-            // It may hold more, and suit the lanes better. What cannot be moved to this budget may
-            // be to a larger one.
+            // It may hold more but suit the lanes better. If it cannot be moved to this budget, it
+            // may be to a larger one.
             let moved = self.moved(program, budget, meter);
             bracket.tries_program = moved.is_none();
             found.extend(moved);
@@ -185,11 +185,11 @@ impl Sequences<'_> {
             meter.spend(work);
             let runs = match bytes >= peak {
                 true => Some(self.instance.order.to_vec()),
-                // One that knows a plan for less looks less for another.
+                // A fresh search: one that knows a plan for less looks less for another.
                 false => search.anew().plan(bytes, &effort).plan.map(|plan| plan.runs()),
             };
             if is_highest && runs.is_none() && middle < whole {
-                // No sequence holds so little: more than lanes hide has to be away.
+                // No sequence holds this little: more has to be away than lanes hide.
                 bracket.in_time = middle;
                 (bracket.highest, bracket.late) = (whole, whole);
                 continue;
@@ -209,7 +209,7 @@ impl Sequences<'_> {
                 Some(moved) if is_in_time => {
                     (bracket.in_time, fastest) = (middle, moved.seconds.0);
                 }
-                // More has to be away where no sequence holds so little.
+                // More has to be away if no sequence holds this little.
                 None if !is_known => bracket.in_time = middle,
                 Some(_) | None => bracket.late = bracket.late.min(middle),
             }
@@ -222,7 +222,7 @@ impl Sequences<'_> {
         found
     }
 
-    /// A sequence with what has to be away for a budget, after a look.
+    /// A sequence with the moves that a budget requires, chosen with little work.
     fn moved(&self, runs: Vec<NodeId>, budget: Bytes, meter: &mut Meter<'_>) -> Option<Plan> {
         let offloading = self.offloading(&runs);
         let work = (LOOK * runs.len() as u64).min(meter.left());
@@ -238,7 +238,7 @@ impl Sequences<'_> {
         moved.flatten().collect()
     }
 
-    /// The most bytes that transfers hide behind the runs of a step.
+    /// The most bytes that can leave and return during the runs of a step.
     fn hidden(&self) -> f64 {
         let seconds =
             |lane: LaneId| 1.0 / self.instance.profile.hierarchy.lanes[lane].link.bandwidth;
@@ -247,7 +247,7 @@ impl Sequences<'_> {
         bytes.clamp(1.0, Bytes::LIMIT.0 as f64)
     }
 
-    /// Moves and recomputation in turns, as long as that is faster; then more thoroughly.
+    /// Improves moves and recomputation in turns while the plan gets faster; then more thoroughly.
     pub fn descend(&self, best: &mut Plan, budget: Bytes, share: f64, meter: &mut Meter<'_>) {
         let until = meter.part() + share;
         for thoroughly in 0..MOST_THOROUGH {
@@ -255,8 +255,8 @@ impl Sequences<'_> {
         }
     }
 
-    /// A little more is moved than has to be, so that there is room for less recomputation; what
-    /// moves then is chosen anew.
+    /// Moves slightly more than necessary, so that less has to be recomputed; then chooses the
+    /// moves again.
     fn recompute_less(&self, best: &mut Plan, leg: Leg, meter: &mut Meter<'_>) {
         let (hidden, budget) = (self.hidden(), leg.budget);
         let work = leg.work(&best.runs(), meter);
@@ -282,8 +282,8 @@ impl Sequences<'_> {
         }
     }
 
-    /// What would come back for a call is computed again there, one storage at a time, as long as
-    /// that is faster.
+    /// Recomputes storages for a call instead of bringing them back, one at a time, as long as that
+    /// is faster.
     pub fn recompute_instead(
         &self,
         best: &mut Plan,
@@ -295,8 +295,8 @@ impl Sequences<'_> {
         while self.one_instead(best, leg, meter) {}
     }
 
-    /// One storage: those first whose transfers take the longest in comparison. Whether something
-    /// faster was found.
+    /// Does so for one storage, first for those whose transfers exceed their recomputation most;
+    /// returns whether something faster was found.
     fn one_instead(&self, best: &mut Plan, leg: Leg, meter: &mut Meter<'_>) -> bool {
         let (graph, profile) = (self.instance.graph, self.instance.profile);
         let link = profile.hierarchy.lanes[self.route.back].link;
@@ -329,7 +329,7 @@ impl Sequences<'_> {
         })
     }
 
-    /// What has to be away for a budget, in one step of a leg.
+    /// A sequence with the moves that a budget requires, in one step of a leg.
     fn moved_in(
         &self,
         leg: Leg,
@@ -345,7 +345,7 @@ impl Sequences<'_> {
         Some(Plan { planner: Planner::Auto, ..moved })
     }
 
-    /// What is away at each run.
+    /// The bytes that are away at each run.
     fn away(&self, runs: &[NodeId], moved: &Plan) -> Vec<Bytes> {
         let all = self.instance.simulate(&runs.into()).curve.held;
         let left = self.instance.simulate(&moved.sequence).curve.held;
@@ -353,8 +353,8 @@ impl Sequences<'_> {
     }
 }
 
-/// The same machine with lanes that take next to no time: on it whatever may be away is, and only
-/// for as long as nobody needs it, whatever the lanes are really like.
+/// The same machine with lanes that take next to no time: everything that may be away is then away
+/// exactly while no run needs it, whatever the real lanes are like.
 pub fn with_instant_lanes(profile: &Profile) -> Profile {
     let mut instant = profile.clone();
     for lane in instant.hierarchy.lanes.values_mut() {
@@ -363,12 +363,12 @@ pub fn with_instant_lanes(profile: &Profile) -> Profile {
     instant
 }
 
-/// A share of the time, in parts of what is left of it.
+/// A share of the whole time, as a fraction of the remaining time.
 fn of_left(share: f64, meter: &Meter<'_>) -> f64 {
     share / (1.0 - meter.part()).max(share)
 }
 
-/// The fastest of what was found, the faster before the slower.
+/// The fastest of the plans found, in order of time.
 pub fn fastest_of(mut found: Vec<Plan>) -> Vec<Plan> {
     found.sort_by(by_seconds);
     found.dedup_by(|a, b| a.runs() == b.runs());
@@ -376,7 +376,7 @@ pub fn fastest_of(mut found: Vec<Plan>) -> Vec<Plan> {
     found
 }
 
-/// The faster before the slower.
+/// Orders faster plans first.
 fn by_seconds(a: &Plan, b: &Plan) -> Ordering {
     a.seconds.0.total_cmp(&b.seconds.0)
 }

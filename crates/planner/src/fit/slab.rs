@@ -6,8 +6,8 @@ use crate::plan::{Infeasible, Instance, Plan, Realize, Search, spread};
 use crate::schedule::{Lowering, Residents, Schedule, lower};
 use crate::units::Bytes;
 
-/// Work for addresses in earnest that comes before a deadline counts, unless a deadline was chosen:
-/// all that is worth it for steps of 5,000 runs.
+/// Work units for thorough packing that are done before a deadline counts; fewer if the caller
+/// chose the deadline. For steps of 5,000 runs this is all the work that is worthwhile.
 const FLOOR: u64 = 200_000;
 
 /// A plan with addresses.
@@ -18,7 +18,7 @@ pub type Laid = (Schedule, Plan);
 pub struct Slab<'a> {
     /// What is planned.
     pub instance: Instance<'a>,
-    /// What stays where it is.
+    /// What stays in the slab between steps, and where.
     pub residents: &'a Residents,
 }
 
@@ -33,14 +33,15 @@ impl Slab<'_> {
         self.lower(plan, &Lowering { enough, effort, ..Lowering::to(Goal::Smallest) })
     }
 
-    /// A share of the time that is left; all of it has a floor, which is no less work either.
+    /// A share of the remaining time; all of it comes with a floor, and with at least that much
+    /// work.
     pub fn rest<'e>(meter: &Meter<'e>, share: f64) -> Effort<'e> {
         let effort = meter.effort();
         let floor = if share < 1.0 { 0 } else { effort.in_proportion(FLOOR) };
         Effort { floor, ..meter.round(effort.work.max(floor), share) }
     }
 
-    /// Why a budget is too small for the smallest that was found.
+    /// Why a budget is too small for the smallest slab that was found.
     pub fn refusal(&self, budget: Bytes, (schedule, plan): Laid) -> Infeasible {
         Infeasible { reached: schedule.slab, ..Infeasible::new(self.instance, budget, plan) }
     }
@@ -51,7 +52,7 @@ impl Slab<'_> {
     }
 }
 
-/// The schedule under a budget, where it is within it.
+/// The schedule under a budget, if it is within it.
 pub fn within(budget: Bytes, (schedule, plan): Laid) -> Result<Schedule, Box<Laid>> {
     match schedule.slab <= budget {
         true => Ok(Schedule { budget, ..schedule }),
@@ -63,7 +64,7 @@ impl Realize for Slab<'_> {
     type Made = Schedule;
     type Refusal = Box<Laid>;
 
-    /// With as much room for what other ranks wait for as the budget leaves, or without.
+    /// Spread, if the budget allows, so that other ranks wait less; else as it is.
     fn realize(
         &mut self,
         plan: &Plan,

@@ -2,8 +2,8 @@
 //! given the same effort; a search that is told what is enough takes the same path as one that is
 //! not, and ends as soon as that is reached.
 //!
-//! Three threads: the search for the smallest peak, the other planners, and addresses for their
-//! plans, as if each had been asked for alone. When the search ends, its own lowest plans get
+//! Three threads: the search for the smallest peak, the other planners, and addresses for the plans
+//! of those, as if each had been requested alone. When the search ends, its own lowest plans get
 //! theirs.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,19 +16,18 @@ use crate::plan::{self, Plan, Planner, Search};
 use crate::schedule::Schedule;
 use crate::units::{Bytes, Seconds};
 
-/// The part of the time in which the smallest peak is searched for; the rest is for addresses.
+/// Fraction of the remaining time to search for the smallest peak; the rest is for addresses.
 const PEAK: f64 = 0.4;
-/// The part of what is left then that goes into a first look for addresses of each of the smallest
-/// plans.
+/// Fraction of the time then remaining for first addresses of each of the smallest plans.
 const LOOK: f64 = 0.08;
-/// The floor of addresses in earnest ([`Slab::rest`]) for the search's own plans, which more often
-/// cannot be packed at all.
+/// Work units of thorough packing before a deadline counts (the floor of [`Slab::rest`]) for the
+/// search's own plans, which more often cannot be packed at all.
 const OWN_FLOOR: u64 = 80_000;
 
-/// What the smallest slab is searched for with.
+/// The search for the smallest slab.
 pub struct SmallestSlab<'a, 'e> {
     pub slab: Slab<'a>,
-    /// A slab of so many bytes is small enough.
+    /// Bytes of a slab that is small enough.
     pub enough: Bytes,
     /// The effort.
     pub meter: &'a Meter<'e>,
@@ -36,8 +35,8 @@ pub struct SmallestSlab<'a, 'e> {
 
 impl SmallestSlab<'_, '_> {
     /// Of the plans with small peaks, the fastest whose slab is small enough, or else the one with
-    /// the smallest slab; or the best so far. What the other planners reach is noted in `known`,
-    /// and not asked for again.
+    /// the smallest slab; or the best so far. The plans of the other planners are kept in `known`,
+    /// so that they are made only once.
     pub fn search(
         &self,
         search: &mut Search<'_>,
@@ -53,7 +52,7 @@ impl SmallestSlab<'_, '_> {
                 let offer = |plan: &Plan| {
                     let plan = Plan { planner: Planner::Auto, ..plan.clone() };
                     lowest_offered.fetch_min(plan.peak.0, Ordering::Relaxed);
-                    // Nobody listens any more where a thread panicked, which leaves its message.
+                    // If the receiving thread panicked, which prints its message, sending fails.
                     let _ = offer.send(plan);
                 };
                 match noted {
@@ -92,7 +91,7 @@ impl SmallestSlab<'_, '_> {
         })
     }
 
-    /// A look at each, then the lowest in earnest; no further one if it is too late for that.
+    /// Lays out each plan quickly, then the lowest thoroughly; stops if it is too late for another.
     fn of_search(&self, best: Option<&Laid>, plans: Vec<Plan>) -> Option<Laid> {
         let grace = self.meter.with_grace(self.slab.instance.order.len());
         let lowest = plans.first().cloned().map(|plan| (plan, 1.0));
@@ -110,8 +109,8 @@ impl SmallestSlab<'_, '_> {
         )
     }
 
-    /// The plans of the other planners, as they come; one that is not the lowest any more has to
-    /// wait until all are there. Without a deadline nothing may depend on how fast they come, so
+    /// Lays out the plans of the other planners as they arrive; one that is no longer the lowest
+    /// waits until all are there. Without a deadline nothing may depend on how fast they arrive, so
     /// all of them wait.
     fn of_peers(
         &self,
@@ -144,8 +143,8 @@ impl SmallestSlab<'_, '_> {
             }
         }
         waiting.sort_by_key(|plan| plan.peak);
-        // The lowest had its floor; these have only what time is left, and if it is too late for
-        // all of them, the lowest of them is laid out alone.
+        // The lowest had its floor; these have only the remaining time, and if it is too late for
+        // all of them, only the lowest of them is laid out.
         let without_floor = || self.meter.round(self.meter.effort().work, 1.0);
         waiting.iter().enumerate().fold(best, |best, (number, plan)| {
             match number > 0 && is_too_late(&best) {
@@ -163,12 +162,12 @@ impl SmallestSlab<'_, '_> {
         Slab::rest(self.meter, share)
     }
 
-    /// No addresses of a plan would be better.
+    /// Whether the plan cannot be better, whatever its addresses.
     fn is_hopeless(&self, best: &Option<Laid>, plan: &Plan) -> bool {
         best.as_ref().is_some_and(|(best, _)| plan.peak > best.slab.max(self.enough))
     }
 
-    /// The one that takes less beyond what is enough, or else less time.
+    /// The one whose slab exceeds what is enough by less, or else the faster one.
     fn better(&self, one: Option<Laid>, other: Laid) -> Laid {
         let rank = |(schedule, plan): &Laid| (schedule.slab.max(self.enough), plan.seconds);
         match one {

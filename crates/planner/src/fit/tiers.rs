@@ -1,9 +1,9 @@
-//! Schedules that also move what they hold. Invariant: within a budget none is slower than the one
-//! that was known, which moves nothing; where the smallest slab is wanted, none is larger.
+//! Schedules that also move what they hold. Invariant: within a budget none is slower than the
+//! known one, which moves nothing; if the smallest slab is requested, none is larger.
 //!
 //! The fastest sequences that are known to hold no more than the budget
-//! (`crates/planner/src/fit/sequences.rs`) are given addresses. Where these do not pack, less is
-//! aimed at.
+//! (`crates/planner/src/fit/sequences.rs`) are given addresses. If these do not pack, the sequences
+//! are made for less than the budget.
 
 use crate::check::check;
 use crate::effort::Meter;
@@ -17,34 +17,36 @@ use crate::plan::{Instance, Plan, Planner, Search};
 use crate::schedule::{Residents, Schedule};
 use crate::units::Bytes;
 
-/// So often, sequences are improved, each time with as many bytes as addresses pack for.
+/// Number of turns; in each, sequences are improved for as many bytes as addresses pack for.
 const TURNS: u32 = 6;
-/// The part of a turn for moves and recomputation; in what is left, they get addresses.
+/// Fraction of a turn for moves and recomputation; the rest is for addresses.
 const DESCENT: f64 = 0.7;
-/// The part of the time that is left for the addresses of one plan.
+/// Fraction of the remaining time for the addresses of one plan.
 const ADDRESSES: f64 = 0.1;
-/// At first so much less than the budget is aimed at, and then, where addresses do not pack, so
-/// much less and twice as much each time; each is one part of so many.
+/// The first aim is the budget less one part in this many: slack costs time but makes packing
+/// easier.
 const SLACK: u64 = 80;
+/// If addresses do not pack, the aim falls by one part in this many of the budget; then by twice
+/// as much each time.
 const STEP: u64 = 100;
-/// Budgets are as close as need be where they differ by this part.
+/// The bisection of aims ends if they differ by at most one part in this many.
 const CLOSE: u64 = 500;
 
-/// What schedules with moves are looked for with.
+/// The search for schedules with moves.
 pub struct Tiered<'a> {
     pub slab: Slab<'a>,
     pub route: Route,
 }
 
-/// How much is aimed at so that addresses pack within a budget.
+/// The bytes that plans aim at so that their addresses pack within a budget.
 struct Target {
     budget: Bytes,
     aim: Bytes,
-    /// The most for which they did.
+    /// The highest aim for which they packed.
     fits: Option<Bytes>,
-    /// The least for which they did not.
+    /// The lowest aim for which they did not.
     fails: Option<Bytes>,
-    /// By how much less is aimed at where they do not.
+    /// By how much the aim falls next if they do not.
     step: Bytes,
 }
 
@@ -55,7 +57,8 @@ impl Target {
         Target { budget, aim, fits: None, fails: None, step }
     }
 
-    /// Where so many bytes were missing. A layout that fails says little of how much less would do.
+    /// Chooses the next aim after this many bytes were missing. A layout that fails says little
+    /// about how much less would do.
     fn learn(&mut self, missing: Bytes) {
         match missing {
             Bytes::ZERO => self.fits = Some(self.aim),
@@ -77,7 +80,7 @@ impl Target {
 }
 
 impl Tiered<'_> {
-    /// The fastest schedule within a budget: the one that is known, or one that also moves.
+    /// The fastest schedule within a budget: the known one, or one that also moves.
     pub fn within(
         &self,
         search: &Search<'_>,
@@ -100,7 +103,7 @@ impl Tiered<'_> {
         let mut aimed_at = None;
         for turn in 0..TURNS {
             if aimed_at.replace(target.aim) != Some(target.aim) {
-                // What was improved for another aim is among what begins anew.
+                // Plans improved for another aim are among the new starting points.
                 found = moving.within(&found, target.aim, meter);
                 found.extend(moving.levels(search, target.aim, &mut bracket, meter));
                 found = fastest_of(found);
@@ -140,9 +143,9 @@ impl Tiered<'_> {
     /// The smallest slab that is found; of those that are no larger than `enough`, the fastest
     /// schedule.
     ///
-    /// Each sequence is moved as if lanes took no time: rates that are measured differ from run to
-    /// run, and who asks for a slab that was found once is to find it again. With the lanes as they
-    /// are, only what is enough counts.
+    /// Moves are chosen as if lanes took no time: measured rates differ from run to run, and a slab
+    /// that was found once is to be found again on request. Plans for the lanes as they are count
+    /// only if their slab is no larger than `enough`.
     pub fn smallest(
         &self,
         search: &mut Search<'_>,
@@ -167,7 +170,7 @@ impl Tiered<'_> {
                     continue;
                 }
                 let found = offloading.smallest(meter);
-                // Without its moves it would not do what another schedule relies on.
+                // Without its moves it would not leave in the tier what another schedule relies on.
                 if found.is_none() && !self.slab.residents.below.is_empty() && best.is_some() {
                     continue;
                 }
@@ -184,7 +187,7 @@ impl Tiered<'_> {
         best.expect("the order itself is a sequence").1
     }
 
-    /// By how much a slab is larger than what is enough, and where it is not, seconds.
+    /// By how much a slab exceeds what is enough; if it does not, then by seconds.
     fn rank(&self, schedule: &Schedule, enough: Bytes) -> (Bytes, f64) {
         match schedule.slab.saturating_sub(enough) {
             Bytes::ZERO => (Bytes::ZERO, self.seconds(schedule)),
@@ -192,7 +195,7 @@ impl Tiered<'_> {
         }
     }
 
-    /// Addresses for a plan, in a part of the time that is left.
+    /// Addresses for a plan, in a fraction of the remaining time.
     fn lay_out(&self, plan: &Plan, goal: Goal, meter: &Meter<'_>) -> Schedule {
         self.slab.lay_out(plan, goal, meter.round(meter.effort().work, ADDRESSES))
     }
@@ -203,14 +206,15 @@ impl Tiered<'_> {
             .map_or(f64::INFINITY, |timeline| timeline.seconds.0)
     }
 
-    /// Sequences in which everything may be away but what stays where another schedule has it.
+    /// Sequences in which everything may be away except what must stay where another schedule has
+    /// it.
     fn sequences<'s>(&'s self, home: &'s dyn Fn(StorageId) -> Home) -> Sequences<'s> {
         let Tiered { slab: Slab { instance, residents }, route } = *self;
         let (taken, crossing) = (Bytes(residents.end_below), Crossing::Allowed);
         Sequences { instance, route, home, taken, crossing }
     }
 
-    /// What another schedule has settled of a storage.
+    /// Where another schedule requires a storage to be.
     fn home(&self, storage: StorageId) -> Home {
         let Residents { addresses, below, .. } = self.slab.residents;
         let placeholder = self

@@ -359,7 +359,7 @@ pub enum ReadError {
     /// The nodes of the file have more operands than the limit.
     #[error(
         "with node `{node}` the graph has more than {MOST_OPERANDS} inputs, outputs, extents and \
-         arguments; no real one has so many"
+         arguments; no real one has that many"
     )]
     Operands {
         /// The name of the node.

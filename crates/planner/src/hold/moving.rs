@@ -1,5 +1,5 @@
 //! The same for plans that also move what they hold to a tier and back. Invariant: within a budget
-//! none is slower than the fastest that is known to move nothing; and what may not move stays.
+//! none is slower than the fastest that is known to move nothing; and what must not move stays.
 
 use crate::effort::{Effort, Meter};
 use crate::fit::sequences::{Bracket, Sequences, fastest_of, with_instant_lanes};
@@ -13,12 +13,12 @@ use crate::plan::{self, Instance, Plan, Planner, Search};
 use crate::profile::Profile;
 use crate::units::Bytes;
 
-/// The part of the time in which a plan that moves nothing is looked for.
+/// Fraction of the remaining time for finding a plan that moves nothing.
 const WITHOUT_MOVES: f64 = 0.3;
 
-/// Plans one step so that it holds no more bytes of the device than are asked for, where the
-/// storages for which `may_move` holds may be away while nobody needs them. When the step ends,
-/// nothing is under way. On a machine without a tier this is [`hold`] by the budget planner.
+/// Plans one step so that it holds no more bytes of the device than requested; storages for which
+/// `may_move` is true may be away while no run needs them. When the step ends, no transfer is under
+/// way. On a machine without a tier this is [`hold`] by the budget planner.
 ///
 /// # Errors
 /// As those of [`hold`].
@@ -68,7 +68,7 @@ pub fn hold_moving(
     }
 }
 
-/// The fastest plan that is found within a budget, or the known one where none is faster.
+/// The fastest plan that is found within a budget, or the known one if none is faster.
 fn fastest(
     moving: &Sequences<'_>,
     search: &Search<'_>,

@@ -118,7 +118,7 @@ pub fn converted(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     };
     if rank.is_some_and(|rank| rank != x.shape.len()) {
         let name = "memory_format".to_string();
-        return Err(Unsuited::Keyword { name, wanted: "one for so many dimensions" });
+        return Err(Unsuited::Keyword { name, wanted: "one for this many dimensions" });
     }
     Ok(vec![Output::computed(&x.shape, dtype)])
 }
@@ -169,7 +169,7 @@ pub fn concatenation(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
             && (0..shape.len()).all(|d| d == dim || part.shape[d] == shape[d]);
         if !agrees {
             return Err(Unsuited::Shapes(format!(
-                "{:?} beside {:?} along dimension {dim}",
+                "{:?} and {:?} along dimension {dim}",
                 part.shape, first.shape
             )));
         }

@@ -13,7 +13,7 @@ fn alike(call: &TypedCall<'_>) -> Result<(), Unsuited> {
         let other = call.tensor(index)?;
         if other.shape != parameter.shape {
             return Err(Unsuited::Shapes(format!(
-                "a parameter of shape {:?} beside {:?}",
+                "a parameter of shape {:?} with {:?}",
                 parameter.shape, other.shape
             )));
         }

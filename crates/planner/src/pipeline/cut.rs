@@ -22,7 +22,7 @@ pub enum CutError {
     /// The first stage begins with it.
     #[error(
         "the model begins with `{module}`, and so does the first stage; name the modules with \
-         which the stages behind it begin"
+         which the stages after it begin"
     )]
     First {
         /// Its path.
@@ -30,7 +30,7 @@ pub enum CutError {
     },
     /// It is not called after the module before it.
     #[error(
-        "`{module}` is not called behind `{before}`; name modules in the order of the forward pass"
+        "`{module}` is not called after `{before}`; name modules in the order of the forward pass"
     )]
     NotInOrder {
         /// Its path.

@@ -338,7 +338,8 @@ fn summed(graph: &Graph, has_means: bool) -> Result<BTreeSet<ValueId>, PipelineE
     let updates = nodes.values().filter(|node| node.phase == Phase::Optimizer);
     let read = updates
         .flat_map(|node| node.inputs.iter().map(|&value| (value, format!("`{}`", node.name))));
-    let outputs = graph.outputs().iter().map(|&value| (value, "whoever comes after".to_string()));
+    let outputs =
+        graph.outputs().iter().map(|&value| (value, "a reader of the outputs".to_string()));
     let mut summed = BTreeSet::new();
     for (value, reader) in read.chain(outputs) {
         let tensor = &values[value].tensor;

@@ -1,9 +1,9 @@
-//! Plans: which nodes run, in which order, how often. Invariant: every plan that leaves this room
+//! Plans: which nodes run, in which order, how often. Invariant: every plan that leaves this module
 //! is closed over its inputs (each read finds its value) and its peak, re-simulated, is at most the
 //! budget it was made for.
 //!
 //! A pass is a plain function from graph, profile and budget to a [`Plan`] or to an [`Infeasible`]
-//! that explains.
+//! that explains why there is none.
 
 mod checkpoint;
 mod exact;
@@ -70,26 +70,26 @@ pub enum Planner {
     /// Optimal persistent schedules of a chain of units: Beaumont et al. 2019.
     Rotor,
     /// Modules and operators under them as PyTorch's `sac_milp` and its policy choose them. No
-    /// other planner asks it.
+    /// other planner uses it.
     Sac,
     /// The optimum of a mixed integer program, for small steps: after Jain et al. 2020.
     Exact,
-    /// The budget planner: searches, takes the plan of another where that is faster, and proves how
+    /// The budget planner: searches, takes the plan of another if that is faster, and proves how
     /// far it is from optimal.
     Auto,
     /// Greedy by bytes saved per second until the predicted savings suffice: Peng et al. 2020, as
-    /// published. A variant of `Capuchin`, to compare with; no other planner asks it.
+    /// published. A variant of `Capuchin`, to compare with; no other planner uses it.
     CapuchinPublished,
-    /// Swaps what free time hides, and then recomputes: Peng et al. 2020, where the machine has a
-    /// tier below the device. A variant of `Capuchin`, to compare with.
+    /// Swaps what free time hides, and then recomputes: Peng et al. 2020, if the machine has a tier
+    /// below the device. A variant of `Capuchin`, to compare with.
     CapuchinSwap,
     /// Recomputes the forward passes of all micro-batches: what pipelines call checkpointing
     /// `always`. To compare with.
     CheckpointAlways,
-    /// The same, but for the last micro-batch: `except_last`. `never` is `None`. To compare with.
+    /// The same except for the last micro-batch: `except_last`. `never` is `None`. To compare with.
     CheckpointExceptLast,
-    /// Moves what it holds and recomputes nothing, where the machine has a tier below the device.
-    /// To compare with.
+    /// Moves what it holds and recomputes nothing, if the machine has a tier below the device. To
+    /// compare with.
     Offload,
 }
 
@@ -108,7 +108,7 @@ impl Planner {
         (Planner::Auto, "auto"),
     ];
 
-    /// Those to compare with, which no other planner asks.
+    /// Those to compare with, which no other planner uses.
     pub const TO_COMPARE: [(Planner, &'static str); 5] = [
         (Planner::CapuchinPublished, "capuchin-published"),
         (Planner::CapuchinSwap, "capuchin-swap"),
@@ -123,7 +123,7 @@ impl Planner {
         known.find(|(_, n)| *n == name).map(|(planner, _)| *planner)
     }
 
-    /// The work that may come before a deadline counts where each rule has a floor of so much.
+    /// The work that may be done before a deadline counts, if each rule has a floor of `of_a_rule`.
     pub fn floor(self, of_a_rule: u64) -> u64 {
         match self {
             Planner::Auto => of_a_rule.saturating_mul(search::FLOORS),
@@ -131,7 +131,7 @@ impl Planner {
         }
     }
 
-    /// Whether its plans move what they hold, where the machine has a tier below the device.
+    /// Whether its plans move what they hold, if the machine has a tier below the device.
     pub fn moves(self) -> bool {
         matches!(self, Planner::Auto | Planner::CapuchinSwap | Planner::Offload)
     }
@@ -164,7 +164,7 @@ pub enum PlanError {
         /// The largest number of nodes that the planner takes.
         most: usize,
     },
-    /// The step has no module but the model itself, and the planner decides about modules.
+    /// The step has no module other than the model itself, and the planner decides about modules.
     #[error(
         "the graph names no modules below the model itself, and this planner decides about those; \
          export a model whose layers are modules, or choose another planner, such as `auto`"
@@ -179,7 +179,7 @@ pub enum PlanError {
          as `auto`"
     )]
     Unsolved {
-        /// What the solver says of it.
+        /// The reason that the solver gives.
         reason: String,
     },
 }
@@ -200,8 +200,8 @@ pub fn plan(instance: Instance<'_>, budget: Bytes, planner: Planner) -> Result<P
 
 /// The same within the time of `meter`.
 ///
-/// A rule ends by itself, so its work is counted, but has no limit. Where its time is up before, it
-/// answers with the best plan so far that fits, or with [`PlanError::NotFound`].
+/// A rule ends by itself, so its work is counted, but has no limit. If its time is up before that,
+/// it answers with the best plan so far that fits, or with [`PlanError::NotFound`].
 pub fn plan_within(
     instance: Instance<'_>,
     budget: Bytes,
@@ -250,19 +250,19 @@ pub fn offload_only(
     }
 }
 
-/// Recomputes nothing: feasible where the peak of `order` fits.
+/// Recomputes nothing: feasible if the peak of `order` fits.
 pub fn none(instance: Instance<'_>, budget: Bytes) -> Result<Plan, PlanError> {
     instance.within(budget, instance.unplanned(Planner::None))
 }
 
-/// The budget planner, for one budget; [`Search`] goes on from one to the next.
+/// The budget planner, for one budget; [`Search`] continues from one to the next.
 fn auto(instance: Instance<'_>, budget: Bytes, effort: &Effort<'_>) -> Result<Plan, PlanError> {
     let mut search = Search::new(instance);
     fastest(&mut search, budget, effort).map_err(PlanError::Infeasible)
 }
 
 /// The plan with the smallest peak that a planner reaches within the time of `meter`, whatever it
-/// costs; an error where it does not plan such steps, or its solver has no answer.
+/// costs; an error if it does not plan such steps, or its solver has no answer.
 pub fn smallest(
     instance: Instance<'_>,
     planner: Planner,

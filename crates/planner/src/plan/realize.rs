@@ -1,4 +1,4 @@
-//! What plans are made for: addresses in a slab, or no more than the bytes that they hold.
+//! What plans are made for: addresses in a slab, or only a limit on the bytes that they hold.
 //! Invariant: what is made of a plan fits the budget that it was made for.
 
 use crate::effort::{Effort, Meter};
@@ -6,15 +6,15 @@ use crate::plan::search::Search;
 use crate::plan::{Infeasible, Plan};
 use crate::units::Bytes;
 
-/// Makes something of plans.
+/// Turns plans into results.
 pub trait Realize {
-    /// What becomes of a plan that fits.
+    /// The result of a plan that fits.
     type Made;
     /// Why not even the smallest plan fits.
     type Refusal;
 
-    /// Makes something of a plan that holds no more than `budget`, within the effort; or by how
-    /// many bytes it is too large.
+    /// The result of a plan that holds no more than `budget`, within the effort. The error is how
+    /// many bytes it takes beyond those that it holds.
     fn realize(
         &mut self,
         plan: &Plan,
@@ -22,10 +22,10 @@ pub trait Realize {
         effort: &Effort<'_>,
     ) -> Result<Self::Made, Bytes>;
 
-    /// Goes for the smallest plan, with what is left of the effort.
+    /// The smallest plan and its result, with the remaining effort.
     ///
     /// # Errors
-    /// Where nothing of it fits the budget.
+    /// If no result fits the budget.
     fn smallest(
         &mut self,
         search: &mut Search<'_>,

@@ -1,19 +1,19 @@
-//! One budget, planned in rounds: a faster plan is asked for, something is made of it, and what
-//! came of that is learnt for the next. Invariant: what a round does depends on the rounds before
-//! it, not on how much of the effort is left; so more work contains all that less has found, and
-//! what is answered is the fastest of all plans that were realized.
+//! One budget, planned in rounds: a faster plan is searched for and realized, and the next round
+//! learns from the result. Invariant: what a round does depends on the rounds before it, not on how
+//! much of the effort is left; so more work finds all that less work finds, and the answer is the
+//! fastest of all plans that were realized.
 //!
-//! A round asks the search for a faster plan, with three times the work of the round before, and
-//! has it realized: given addresses, for example. Where it does not fit, it is known how many bytes
-//! are missing. Then a little less of the budget is asked for, because a little slack makes packing
-//! much easier.
+//! A round searches for a faster plan, usually with three times the work of the round before, and
+//! realizes it: gives it addresses, for example. If it does not fit, the number of missing bytes is
+//! known. Then a slightly smaller budget is planned, because a little slack makes packing much
+//! easier.
 //!
 //! If nothing fits for a while, or nothing new is found, the rounds stop, and the smallest plan is
-//! looked for instead, as if that had been asked for. Once that fits the budget, the rounds go on
-//! from there.
+//! searched for instead, as if that had been requested. Once that fits the budget, the rounds
+//! continue from there.
 //!
-//! The floor: a first round, and the plans of all other planners, which are made at the same time.
-//! They are done whatever the effort.
+//! The floor is done whatever the effort: a first round and, at the same time, the plans of all
+//! other planners.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc;
@@ -26,38 +26,39 @@ use crate::plan::search::{PEERS, Search, peer};
 use crate::plan::{Infeasible, Plan, Planner};
 use crate::units::{Bytes, Seconds};
 
-/// Work of the first round, per operator.
+/// Work units of the first round, per operator.
 pub const FIRST_ROUND: u64 = 100;
-/// Of the work of a round, that of the next.
+/// Factor by which the work of a round exceeds that of the one before.
 const GROWTH: u64 = 3;
-/// Parts of the budget that are left free, one after the other, where addresses do not pack. Less
-/// slack costs less time of the step, more slack packs sooner. How these and the figures below were
-/// chosen: `doc/theory/recompute.md`.
+/// Fractions of the budget that are left free, one after the other, if addresses do not pack. Less
+/// slack gives faster steps, more slack packs sooner. How these and the figures below were chosen:
+/// `doc/theory/recompute.md`.
 const SLACK: [f64; 8] = [0.0, 0.003, 0.008, 0.02, 0.045, 0.08, 0.13, 0.2];
-/// The part of the time after which rounds stop while nothing was taken.
+/// Fraction of the whole time after which rounds stop if no plan fits yet.
 const STOP: f64 = 0.1;
-/// The part of the time until then that a round gets while nothing was taken, and again its
+/// Fraction of the time left until then for a round while no plan fits, and again for its
 /// addresses.
 const UNTAKEN: f64 = 0.5;
-/// The part of the time after which plans of other planners are not looked at any more while
-/// nothing was taken.
+/// Fraction of the whole time after which plans of other planners are no longer tried if no plan
+/// fits yet.
 const STOP_OFFERS: f64 = 0.15;
-/// The part of the time that is left for the addresses of known plans, in earnest.
+/// Fraction of the whole time, at its end, for thorough packing of known plans.
 const LAST: f64 = 0.08;
-/// Work for the addresses of each of the fastest of them that comes before a deadline counts: per
-/// operator, and at most.
+/// Work units per operator for packing each of the fastest of them before a deadline counts.
 const ADDRESSES: u64 = 20;
+/// The most of those work units, for any number of operators.
 const MOST_ADDRESSES: u64 = 20_000;
-/// How many these are.
+/// Number of those fastest plans.
 const FASTEST: usize = 2;
-/// Plans that are laid out in earnest where first addresses did not do.
+/// Most plans that are packed thoroughly after their first addresses did not fit.
 const MOST_LAST: usize = 32;
-/// Nodes of all plans together that are looked at whatever the time; and as many plans at least.
+/// Nodes, summed over plans, that are tried whatever the time.
 const NODES_OF_LAST: usize = 65_536;
+/// Least number of plans that are tried whatever the time.
 const LEAST_LAST: usize = 4;
-/// Rounds of ever more work after which nothing new is expected of further ones.
+/// Number of rounds in a row, each with more work, after which nothing new is expected.
 const FRUITLESS: usize = 5;
-/// A plan that is faster by less than this part of the step is not worth new addresses.
+/// Fraction of the step's time; a plan that is faster by less is not worth new addresses.
 const LEAST_GAIN: f64 = 1e-6;
 
 /// How rounds ended.
@@ -65,18 +66,18 @@ const LEAST_GAIN: f64 = 1e-6;
 enum Ended {
     /// The effort was spent, or nothing is left to find.
     InOrder,
-    /// The same plans came again and again, of which the fastest are not taken.
+    /// The same plans came again and again, and the fastest of them do not fit.
     Fruitless,
-    /// Without a deadline, after a first round in which nothing was taken: with less work nothing
-    /// might have been taken at all.
+    /// Without a deadline, after a first round in which no plan fitted: with less work none might
+    /// have fitted at all.
     Late,
 }
 
-/// What became of a budget.
+/// The outcome for a budget.
 pub struct InRounds<T, R> {
-    /// What was made of the fastest plan that fits; or the refusal.
+    /// The result of the fastest plan that fits; or the refusal.
     pub made: Result<T, R>,
-    /// Until the first plan was found.
+    /// Time until the first plan was found.
     pub first: Seconds,
 }
 
@@ -85,18 +86,18 @@ pub struct Rounds<'r, 'a, R: Realize> {
     search: &'r mut Search<'a>,
     budget: Bytes,
     realize: &'r mut R,
-    /// The fastest plan that fits: its time beyond that of all first runs, and what was made of it.
+    /// The fastest plan that fits: its time beyond that of all first runs, and its result.
     best: Option<(Picoseconds, R::Made)>,
-    /// Times of plans that did not fit at the first look.
+    /// Times of plans that did not fit when first tried.
     refused: Vec<Picoseconds>,
-    /// Until the first plan was found.
+    /// Time until the first plan was found.
     first: Option<Seconds>,
 }
 
 /// The fastest plan within a budget, wherever tensors are placed.
 ///
 /// # Errors
-/// Where not even the smallest plan that is found is within it.
+/// If not even the smallest plan that is found is within it.
 pub fn fastest(
     search: &mut Search<'_>,
     budget: Bytes,
@@ -111,9 +112,9 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
         Rounds { search, budget, realize, best: None, refused: Vec::new(), first: None }
     }
 
-    /// All rounds, beginning with the floor; the smallest plan where nothing else fits.
+    /// All rounds, beginning with the floor; the smallest plan if nothing else fits.
     pub fn run(mut self, effort: &Effort<'_>) -> InRounds<R::Made, R::Refusal> {
-        // The floor is in what is done, not in work.
+        // The floor is a list of things to do, not an amount of work.
         let meter = Meter::new(effort).uncounted();
         let mut heard = Vec::new();
         let ended = self.with_peers(effort, &meter, &mut heard);
@@ -147,7 +148,7 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
         heard: &mut Vec<Plan>,
     ) -> Ended {
         let (instance, budget) = (self.search.instance(), self.budget);
-        // Where nothing fits, the other planners get no more than their floor.
+        // If nothing fits, the other planners get no more than their floor.
         let is_over = AtomicBool::new(false);
         let clock = || match (effort.clock)() {
             now if now.0.is_finite() && is_over.load(Relaxed) => Seconds(f64::MAX),
@@ -185,14 +186,14 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
         })
     }
 
-    /// Further rounds, from a plan that fits and what was made of it.
+    /// Further rounds, from a plan that fits and its result.
     pub fn go_on_from(mut self, known: &Plan, made: R::Made, effort: &Effort<'_>) {
         self.best = Some((self.search.extra(known), made));
         self.search.offer(known.clone());
         self.go_on(&Meter::new(effort).uncounted());
     }
 
-    /// From the smallest plan, beside what was found, if anything; the better of both stays.
+    /// Starts again from the smallest plan, apart from what was found; the better of both stays.
     fn begin_anew(&mut self, meter: &Meter<'_>) -> Result<(), R::Refusal> {
         let (plan, made) = self.realize.smallest(self.search, self.budget, meter)?;
         let found = self.best.replace((self.search.extra(&plan), made));
@@ -223,7 +224,7 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
         FIRST_ROUND * self.search.operators() as u64
     }
 
-    /// Plans of other planners become known.
+    /// Makes plans of other planners known.
     fn hear(&mut self, plans: impl Iterator<Item = Option<Plan>>, heard: &mut Vec<Plan>) {
         for plan in plans.flatten() {
             self.search.offer_of_rule(plan.clone());
@@ -231,7 +232,7 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
         }
     }
 
-    /// Whether a plan of this time is worth a look.
+    /// Whether a plan of this time is worth realizing.
     fn wants(&self, extra: Picoseconds) -> bool {
         self.best.as_ref().is_none_or(|&(least, _)| self.is_gain(extra, least))
     }
@@ -241,7 +242,7 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
         extra < least - Picoseconds::round_down(Seconds(total * LEAST_GAIN))
     }
 
-    /// Has a plan realized, unless it is not faster; by how many bytes it is too large.
+    /// Realizes a plan if it is faster; the error is that of [`Realize::realize`].
     fn offer(&mut self, plan: &Plan, effort: &Effort<'_>) -> Result<(), Bytes> {
         let extra = self.search.extra(plan);
         if self.wants(extra) {
@@ -258,7 +259,7 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
         loop {
             let of_this_round = work;
             let before = (self.search.peaks(), self.least());
-            // What was missing before, and a tenth of it, may be less than the slack would be.
+            // What was missing before, plus a tenth of it, may be less than this slack.
             let slack = Bytes((self.budget.0 as f64 * SLACK[turn]) as u64)
                 .min(Bytes(missing.0.saturating_add(missing.0 / 10)));
             let aim = self.budget.saturating_sub(slack);
@@ -278,7 +279,7 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
                     }
                     Ok(()) => work = work.saturating_mul(GROWTH),
                 },
-                // Nothing fits with so much slack.
+                // Nothing fits with this much slack.
                 None if turn > 0 => {
                     turns = turn;
                     turn -= 1;
@@ -288,9 +289,9 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
                 None => work = work.saturating_mul(GROWTH),
             }
             hear(self);
-            // What may be worth more than what later rounds find.
+            // They may be better than what later rounds find.
             self.offer_known(&meter.round(0, 1.0));
-            // Of the first round, however many follow.
+            // That of the first round, in all later ones, too.
             let had_nothing = *had_nothing.get_or_insert(self.best.is_none());
             let best = self.least();
             fruitless = match before == (self.search.peaks(), best) {
@@ -318,8 +319,8 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
         self.best.as_ref().map(|&(extra, _)| extra)
     }
 
-    /// Has all plans looked at that are known to be within the budget and faster than what fits,
-    /// the fastest first, until one fits. A plan of another planner may pack where one that holds
+    /// Tries all plans that are known to be within the budget and faster than what fits, the
+    /// fastest first, until one fits. A plan of another planner may pack even if one that holds
     /// less does not.
     fn offer_all(&mut self, peers: &[Plan], effort: &Effort<'_>) {
         let peers = peers.iter().map(|plan| Plan { planner: Planner::Auto, ..plan.clone() });
@@ -342,14 +343,14 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
         }
     }
 
-    /// Asks every other planner for ever less than it was heard to hold, as if it had been asked
-    /// alone: where its plan within the budget does not pack, another one may.
+    /// Has every other planner plan for ever less than its last plan held, as if it were used
+    /// alone: if its plan within the budget does not pack, another one may.
     fn press(&mut self, heard: Vec<Plan>, effort: &Effort<'_>) {
         let (instance, budget) = (self.search.instance(), self.budget);
         let mut meter = Meter::new(effort);
         for Plan { planner, peak: mut reached, .. } in heard {
             let mut target = budget;
-            // One that is asked for less than it reaches gives the same plan again.
+            // Below what it reaches, a planner gives the same plan again.
             while reached <= target && reached > Bytes::ZERO && !meter.is_late() {
                 target = reached - Bytes(1);
                 let Some(plan) = peer(instance, target, planner, &mut meter) else { break };
@@ -368,25 +369,24 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
         }
     }
 
-    /// Work for the addresses of one plan in earnest that comes before a deadline counts.
+    /// Work units for thorough packing of one plan before a deadline counts.
     fn floor_of_addresses(&self) -> u64 {
         (ADDRESSES * self.search.operators() as u64).min(MOST_ADDRESSES)
     }
 
-    /// Plans that are looked at whatever the time.
+    /// Number of plans that are tried whatever the time.
     fn least_looks(&self) -> usize {
         (NODES_OF_LAST / self.search.operators().max(1)).max(LEAST_LAST)
     }
 
-    /// Has a first look taken at the plans that are known to be within the budget, the fastest
-    /// first, until one fits.
+    /// Tries the plans that are known to be within the budget, the fastest first, until one fits.
     fn offer_known(&mut self, effort: &Effort<'_>) {
         let (meter, least_looks) = (Meter::new(effort), self.least_looks());
         let mut most = Some(self.budget);
         for number in 0.. {
             let plan = most.and_then(|most| self.search.fastest_within(most));
             let Some(plan) = plan.cloned() else { return };
-            // The next one is some distance away.
+            // The next one holds noticeably less.
             most = plan.peak.0.checked_sub((plan.peak.0 / 128).max(1)).map(Bytes);
             let extra = self.search.extra(&plan);
             if self.refused.contains(&extra) {
@@ -402,8 +402,8 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
         }
     }
 
-    /// So much work of a round, or of its addresses: in all the time that is left, or, while
-    /// nothing fits, in a part of what is left until the rounds stop.
+    /// This much work for a round, or for its addresses: in all the remaining time or, while
+    /// nothing fits, in a fraction of the time until the rounds stop.
     fn part<'e>(&self, meter: &Meter<'e>, work: u64) -> Effort<'e> {
         match self.best {
             Some(_) => meter.round(work, 1.0),

@@ -40,7 +40,7 @@ fn looks(info: &ModuleInfo, seconds: f64, interrupted: u64) -> u64 {
         Seconds(if look < interrupted { look as f64 / LOOKS } else { f64::INFINITY })
     };
     match shard_on(info, &task(info, seconds), &clock) {
-        Ok(plan) => assert_ne!(plan.gap, Some(0.0), "nobody proves this so soon"),
+        Ok(plan) => assert_ne!(plan.gap, Some(0.0), "this is not proven so soon"),
         Err(error) => assert!(matches!(error, ModulePlanError::Unsolved { .. }), "{error}"),
     }
     looks.load(Ordering::Relaxed)

@@ -158,7 +158,7 @@ fn micro_batches_take_turns() {
     for micro_batches in [2, 8] {
         let several = peak(&accumulate(&graph, micro_batches).unwrap());
         let waiting = Bytes(batch.0 * u64::from(micro_batches - 1));
-        assert!(several <= one + gradients + waiting, "{several} beside {one} and {gradients}");
+        assert!(several <= one + gradients + waiting, "{several} and {one} and {gradients}");
     }
 }
 
@@ -213,7 +213,7 @@ fn what_has_no_mean_is_refused() {
         &with_output("embedding"),
         2,
         expect![
-            "`embedding` makes f32 [4, 64, 64] in each micro-batch, and whoever comes after \
+            "`embedding` makes f32 [4, 64, 64] in each micro-batch, and a reader of the outputs \
              reads it: only gradients and scalars of floating-point numbers have a mean over \
              micro-batches"
         ],
@@ -222,7 +222,7 @@ fn what_has_no_mean_is_refused() {
         &with_output("arange"),
         2,
         expect![
-            "`arange` makes i64 [64] in each micro-batch, and whoever comes after reads it: \
+            "`arange` makes i64 [64] in each micro-batch, and a reader of the outputs reads it: \
              only gradients and scalars of floating-point numbers have a mean over \
              micro-batches"
         ],
@@ -230,20 +230,20 @@ fn what_has_no_mean_is_refused() {
 }
 
 #[test]
-fn a_node_behind_the_updates_is_refused() {
+fn a_node_after_the_updates_is_refused() {
     let mut builder = GraphBuilder::from_graph(&step("mlp-digits"));
     let graph = step("mlp-digits");
     let update = graph.nodes().values().find(|node| is_update(node)).unwrap();
     let updated = update.outputs[0].unwrap();
     let storage = builder.storage(Bytes(4));
     let spec =
-        NodeSpec { inputs: vec![updated], ..NodeSpec::new("behind", "test.norm", Phase::Forward) };
+        NodeSpec { inputs: vec![updated], ..NodeSpec::new("after", "test.norm", Phase::Forward) };
     builder.node(spec, &[Some(ValueSpec::contiguous(&[], DType::F32, storage))]);
     refused(
         &builder.build().unwrap(),
         2,
         expect![
-            "`behind` of one micro-batch reads what `adamw_layers_0_weight` makes, which is not \
+            "`after` of one micro-batch reads what `adamw_layers_0_weight` makes, which is not \
              there for every micro-batch, or not in this form"
         ],
     );

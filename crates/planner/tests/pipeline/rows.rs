@@ -98,9 +98,9 @@ fn recorded_schedules_take_and_hold_what_they_did() {
         let simulated = simulate(&rows, &unit(chunks)).unwrap();
         let (ours, theirs) = (simulated.makespan.0, case["makespan"].as_f64().unwrap());
         if name == "v_half" {
-            assert!(ours <= theirs + 4.5 + 1e-6, "{what}: {ours} beside {theirs}");
+            assert!(ours <= theirs + 4.5 + 1e-6, "{what}: {ours} and {theirs}");
         } else {
-            assert!((ours - theirs).abs() <= 1e-6, "{what}: {ours} beside {theirs}");
+            assert!((ours - theirs).abs() <= 1e-6, "{what}: {ours} and {theirs}");
         }
         let peaks: Vec<f64> = serde_json::from_value(case["peak_per_rank"].clone()).unwrap();
         let held = shares(&simulated);
@@ -120,7 +120,7 @@ fn recorded_schedules_take_and_hold_what_they_did() {
         for (ours, key) in [(simulated.makespan, "makespan"), (simulated.longest_row(), "max_span")]
         {
             let theirs = other[key].as_f64().unwrap();
-            assert!((ours.0 - theirs).abs() <= 1e-6, "{what}: {key} {ours:?} beside {theirs}");
+            assert!((ours.0 - theirs).abs() <= 1e-6, "{what}: {key} {ours:?} and {theirs}");
         }
         let half = simulate(&rows, &alike(chunks, [1.0; 3], 0.0, 0.5)).unwrap();
         let most = shares(&half).into_iter().fold(0.0, f64::max);
@@ -184,7 +184,7 @@ fn bubbles_have_their_closed_forms() {
             makespan - f64::from(micro_batches) * (f + i + w)
         };
         let others = f64::from(ranks - 1);
-        let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} beside {b}");
+        let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} and {b}");
         close(bubble(PipelineSchedule::GPipe), others * (f + i + w));
         close(bubble(PipelineSchedule::OneFOneB), others * (f + i + w));
         close(bubble(PipelineSchedule::Interleaved), others * (f + i + w) / 2.0);

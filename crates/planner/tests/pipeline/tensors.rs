@@ -159,7 +159,7 @@ fn state_counts_as_if_the_graph_had_it() {
     };
     let (without, with) = (peaks(None), peaks(Some(1000.0)));
     for (without, with) in without.values().zip(with.values()) {
-        assert!(with.0 > without.0 * 2, "{with} beside {without}");
+        assert!(with.0 > without.0 * 2, "{with} and {without}");
     }
     let tiny = Pipeline::new(Bytes(1000));
     for refused in tiny.plan(PipelineSchedule::OneFOneB, Planner::Auto, None) {

@@ -227,7 +227,7 @@ fn all_answers_are_true(what: &str, graphs: impl Iterator<Item = (String, Graph)
         }
     }
     println!(
-        "{what}, {count} graphs\nseparate: {:?}\nin place: {:?}\nwith a batch that nobody reads: \
+        "{what}, {count} graphs\nseparate: {:?}\nin place: {:?}\nwith a batch that nothing reads: \
          {with_unread:?}",
         tallies[0], tallies[1]
     );

@@ -247,7 +247,7 @@ proptest! {
             prop_assert_eq!(plan.peak, Bytes(cost.peak));
             for at in 0..runs.len() {
                 prop_assert!(!runs_in_vain(&graph, &runs, at), "step {at}, `{}`, is made again \
-                    for nobody", graph.nodes()[runs[at]].name);
+                    for no reader", graph.nodes()[runs[at]].name);
             }
             let task = Lowering::to(Goal::Within(Bytes::LIMIT));
             let schedule = lower(&graph, &profile, &plan, &task);

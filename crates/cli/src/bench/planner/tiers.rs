@@ -113,7 +113,7 @@ fn slowdowns(rows: &[Row]) -> String {
     };
     let rows: Vec<Vec<String>> = rows.iter().map(cells).collect();
     let what = format!(
-        "Slowdown with a tier behind `{TIER}`, which recomputation alone does without; budgets as \
+        "Slowdown with a tier below `{TIER}`, which recomputation alone does without; budgets as \
          above; the bound is that of the hybrid, for schedules that recompute and move."
     );
     format!("\n## With a tier\n{what}\n\n{}", table(&head, &rows))

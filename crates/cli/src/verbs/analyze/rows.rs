@@ -45,7 +45,7 @@ pub const USUAL_NODE_LEGEND: &str = "held: while the node runs";
 /// What the columns of nodes mean.
 pub const NODE_LEGEND: &str = "\
 until: rank of the last use; saved: of the output, for the backward pass; held: while the node \
-runs; idle: from the last access in the forward pass to the first one behind it";
+runs; idle: from the last access in the forward pass to the first one after it";
 
 /// What the figures of a module or an operator mean.
 pub const FIGURE_LEGEND: &str = "\

@@ -105,7 +105,7 @@ pub enum ModuleInfoError {
     /// The orders contradict the names about which of two modules contains the other.
     #[error(
         "module `{module}` comes {when} its ancestor `{ancestor}` in {order}, so each would \
-         contain the other; record the order anew"
+         contain the other; record the order again"
     )]
     Cycle {
         /// The fully qualified name of the module.

@@ -38,7 +38,7 @@ impl<'e> Attempt<'e> {
         }
     }
 
-    /// Does something under another limit of effort, and books what it took.
+    /// Does something under another limit of effort, and counts what it took.
     pub fn under(&mut self, meter: Meter<'e>, act: impl FnOnce(&mut Attempt<'e>)) {
         let usual = std::mem::replace(&mut self.meter, meter);
         act(self);

@@ -1,5 +1,5 @@
-//! Which instants to look at: where the unplanned step, or the best plan, holds most. Invariant: an
-//! instant is looked at once, whoever asks for it.
+//! Which instants to examine: those at which the unplanned step, or the best plan, holds most.
+//! Invariant: an instant is examined once, whichever caller adds it.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -53,7 +53,7 @@ pub fn highest(values: &[ByteCount], count: usize) -> Vec<OpId> {
 }
 
 /// The operators in whose first runs a plan is tight, largest working set first, then spread out;
-/// as `problem` has them.
+/// as ids of `problem`.
 pub fn tight(
     instance: Instance<'_>,
     runs: &[NodeId],

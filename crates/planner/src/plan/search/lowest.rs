@@ -1,10 +1,10 @@
 //! The plan with the smallest peak that is found, whatever it costs in seconds. Invariant: what is
 //! reached depends on the graph, the order, the seed and the work alone, neither on what was
-//! planned before nor on any budget; more work contains all that less has found, and no planner's
+//! planned before nor on any budget; more work finds all that less work finds, and no planner's
 //! smallest plan is lower.
 //!
 //! 1. *Cuts.* Bisection between what is reached and what is refuted, from the cuts that bind.
-//! 2. *Peers*, on a second thread. What every other planner reaches with no budget at all.
+//! 2. *Peers*, on a second thread. What every other planner reaches for a budget of zero.
 //! 3. *Squeeze.* The lowest plan, repaired to ever less, until the effort is spent.
 //!
 //! `doc/theory/recompute.md` describes all of it.
@@ -22,33 +22,33 @@ use crate::plan::search::squeeze::squeeze;
 use crate::plan::search::state::State;
 use crate::plan::{FIRST_ROUND, Plan, Planner};
 
-/// Halvings of the distance between what is known to be feasible and what is not.
+/// Most halvings of the distance between what is known to be feasible and what is not.
 const BISECTIONS: usize = 12;
-/// Work for each, per operator.
+/// Work units for each, per operator.
 const BISECTION_WORK: u64 = 100;
 
-/// The part of the effort that goes into the smallest peak and its addresses; the rest is for
-/// faster plans within what that comes to.
+/// Fraction of the effort for the smallest peak and its addresses; the rest is for faster plans
+/// within the resulting size.
 pub const LOWEST: f64 = 0.7;
-/// The part of the effort within which a plan is found that a refusal may name.
+/// Fraction of the effort within which a plan has to be found for a refusal to name it.
 const NAMED: f64 = 0.5;
-/// Plans with small peaks that are worth a look for the smallest slab.
+/// Number of plans with small peaks that are tried for the smallest slab.
 const SMALL_PLANS: usize = 8;
 
-/// What is known of small peaks.
+/// The search for small peaks.
 struct Lowest<'a> {
     search: Search<'a>,
     random: Rng,
-    /// What a refusal may name.
+    /// Plans that a refusal may name.
     named: Vec<Plan>,
 }
 
 impl<'a> Search<'a> {
-    /// Plans with small peaks, the smallest first; but only what is found with effort to spare:
-    /// whoever goes for one of their peaks with the same effort reaches it, even if the machine is
+    /// Plans with small peaks, the smallest first; but only what is found with effort to spare, so
+    /// that a search for one of their peaks with the same effort reaches it even if the machine is
     /// half as fast then. All that is found becomes known.
     ///
-    /// `peers` waits for what [`super::lowest_of_peers`] makes, which is a floor: they are heard
+    /// `peers` waits for the plans of [`super::lowest_of_peers`], which are a floor: they are used
     /// whatever the effort. If the lowest plan of cuts and peers is small enough, nothing is
     /// squeezed.
     pub fn smallest(
@@ -59,7 +59,7 @@ impl<'a> Search<'a> {
     ) -> Vec<Plan> {
         let mut lowest =
             Lowest { search: self.anew(), random: Rng::with_seed(effort.seed), named: Vec::new() };
-        // Whoever asks for a budget has a first round whatever the effort.
+        // A request for a budget has a first round whatever the effort.
         let work = effort.work.max(FIRST_ROUND * self.given.len() as u64);
         let effort = Effort { work, ..*effort };
         lowest.go(&mut Attempt::new(ByteCount::ZERO, &effort), peers, is_enough);
@@ -107,7 +107,7 @@ impl Lowest<'_> {
         }
     }
 
-    /// Of two plans the one that holds less may need the larger slab, so there are several.
+    /// Names several plans: of two, the one that holds less may need the larger slab.
     fn name(&mut self) {
         let found = self.search.found.iter().take(SMALL_PLANS);
         self.named = found.map(|found| found.plan.clone()).collect();

@@ -1,6 +1,6 @@
 //! The budget planner: which nodes run again, when, and in which order everything runs, so that the
 //! step is as fast as possible within a budget; and a proof of how fast it could be at best.
-//! Invariant: every plan that leaves this room was simulated and fits; the bound holds for every
+//! Invariant: every plan that leaves this module was simulated and fits; the bound holds for every
 //! legal schedule in any order.
 //!
 //! A search knows one graph ([`Search`]) and plans it for one budget after another. For each
@@ -8,15 +8,15 @@
 //!
 //! 1. *Bound.* Minimum cuts at the instants that bind give a lower bound, and sets of operators to
 //!    run again.
-//! 2. *Starts.* Those sets, and others that are cheap to make, become plans: `repair` until they
-//!    fit, `polish` what is needless. The known plan that needs the least more than fits is a start
-//!    too. The plans of all other planners are made beside the search; none of them can be better
-//!    than what comes out.
+//! 2. *Starts.* Those sets, and others that are cheap to make, become plans: `repair` makes them
+//!    fit, `polish` removes what is needless. The known plan that exceeds the budget least is a
+//!    start too. The plans of all other planners are made at the same time; none of them can be
+//!    better than the result.
 //! 3. *Race.* The best starts are improved by large-neighbourhood search in short legs; after each
 //!    leg the order that the plan really has becomes the one that is planned; the worse runners
-//!    drop out. Beside it, on a second thread, branch and bound raises the bound.
+//!    drop out. At the same time, on a second thread, branch and bound raises the bound.
 //!
-//! Asked again for the same budget or a little less, it goes on with the race.
+//! For the same budget or a slightly smaller one, a later call continues the race.
 //! `doc/theory/recompute.md` describes all of it.
 
 mod attempt;
@@ -58,7 +58,7 @@ use crate::plan::search::state::runs::{rebase, sequence};
 use crate::plan::{Instance, Plan, Planner};
 use crate::units::{Bytes, Seconds};
 
-/// Instants at the highest points of the unplanned step, and as many spread out over it.
+/// Number of instants at the highest points of the unplanned step, and again spread over it.
 const INSTANTS: usize = 6;
 /// A plan that moves nothing, and its time beyond that of all first runs.
 #[derive(Clone, Debug)]
@@ -77,9 +77,9 @@ impl KnownPlan {
 struct Stand {
     /// Its budget.
     limit: ByteCount,
-    /// Who was still in the race.
+    /// The runners still in the race.
     runners: Vec<Runner>,
-    /// There was effort for all starts.
+    /// Whether the effort sufficed for all starts.
     has_started: bool,
 }
 
@@ -89,11 +89,11 @@ pub struct Search<'a> {
     given: Arc<Problem>,
     reordered: Arc<Problem>,
     instants: Vec<CutInstant>,
-    /// No other has both a smaller peak and less time; by rising peak.
+    /// Plans that no other beats in both peak and time; by rising peak.
     found: Vec<KnownPlan>,
     /// Where the last search for a plan ended.
     last: Option<Stand>,
-    /// No budget below suffices, as the search for the smallest peak has shown.
+    /// No budget below this suffices, as the search for the smallest peak has shown.
     refuted: Bytes,
     /// Sequences that other planners made, by their hashes.
     of_rules: Vec<(u64, Planner)>,
@@ -102,11 +102,11 @@ pub struct Search<'a> {
 /// The answer for one budget.
 #[derive(Clone, Debug)]
 pub struct Answer {
-    /// The fastest plan that was found; `None` where none was.
+    /// The fastest plan that was found; `None` if none was.
     pub plan: Option<Plan>,
-    /// No schedule takes less time; `None` where none fits.
+    /// No schedule takes less time; `None` if none fits.
     pub bound: Option<Seconds>,
-    /// Until the first plan was found.
+    /// Time until the first plan was found.
     pub first: Seconds,
 }
 
@@ -119,7 +119,7 @@ impl<'a> Search<'a> {
         Search::of(instance, given, reordered)
     }
 
-    /// A search that has yet to begin, of the same step.
+    /// A fresh search of the same step.
     pub(crate) fn anew(&self) -> Search<'a> {
         Search::of(self.instance, self.given.clone(), self.reordered.clone())
     }
@@ -147,7 +147,7 @@ impl<'a> Search<'a> {
         self.instance
     }
 
-    /// How many operators may be planned.
+    /// The number of operators.
     pub(in crate::plan) fn operators(&self) -> usize {
         self.given.len()
     }
@@ -186,14 +186,14 @@ impl<'a> Search<'a> {
         let meter = Meter::new(effort);
         std::thread::scope(|scope| {
             let peers = Aside::begin(scope, || lowest_of_peers(instance, &meter, |_| {}));
-            // A thread that panicked leaves no plans, and its message.
+            // If that thread panicked, its message was printed, and there are no plans of it.
             let peers = || peers.end().unwrap_or_default();
             let mut plans = self.smallest(effort, peers, |_| false);
             plans.swap_remove(0)
         })
     }
 
-    /// Time that no schedule within the budget beats, by the cuts known so far; `None` where no
+    /// Time that no schedule within the budget beats, by the cuts known so far; `None` if no
     /// schedule fits.
     pub fn bound(&self, budget: Bytes) -> Option<Seconds> {
         let least = self
@@ -212,7 +212,7 @@ impl<'a> Search<'a> {
         least.unwrap_or(self.given.resting).bytes().max(self.refuted)
     }
 
-    /// Makes a plan known, if it is better than what is.
+    /// Makes a plan known, unless a known one is at least as good.
     pub fn offer(&mut self, plan: Plan) {
         let (peak, extra) = (plan.peak, self.extra(&plan));
         let is_worse = |other: &KnownPlan| other.plan.peak <= peak && other.extra <= extra;
@@ -224,13 +224,13 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The same of a plan that another planner made.
+    /// The same for a plan that another planner made.
     pub(in crate::plan) fn offer_of_rule(&mut self, plan: Plan) {
         self.of_rules.push((hash(&plan.sequence), plan.planner));
         self.offer(plan);
     }
 
-    /// The planner that made just this sequence, the first of several; none where the search did.
+    /// The planner that made exactly this sequence, the first of several; none if the search did.
     pub fn rule_of(&self, sequence: &Sequence) -> Option<Planner> {
         let own = hash(sequence);
         self.of_rules.iter().find(|(other, _)| *other == own).map(|&(_, planner)| planner)
@@ -314,8 +314,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Goes on where the last search ended, if its budget was this one or a little more. Whether
-    /// all starts were made then, and a plan is known now.
+    /// Continues where the last search ended, if its budget was this one or a little more. Returns
+    /// whether all starts were made then, and a plan is known now.
     fn resume(&mut self, attempt: &mut Attempt<'_>) -> bool {
         let limit = attempt.limit;
         let near = |last: &Stand| limit <= last.limit && last.limit - limit <= limit / 8;
@@ -349,18 +349,18 @@ impl<'a> Search<'a> {
         self.least_extra(limit.bytes()).unwrap_or(Picoseconds::MAX)
     }
 
-    /// No plan within the budget is faster by more than a millionth of the step.
+    /// Whether no plan within the budget is faster by more than a millionth of the step.
     pub(in crate::plan) fn is_optimal_within(&self, extra: Picoseconds, budget: Bytes) -> bool {
         self.is_optimal(extra, self.floor(ByteCount::of(budget)))
     }
 
-    /// Nothing more than a millionth of the step is to be gained.
+    /// Whether no more than a millionth of the step can be gained.
     fn is_optimal(&self, extra: Picoseconds, floor: Picoseconds) -> bool {
         extra - floor <= self.given.total / 1_000_000
     }
 }
 
-/// Tells sequences apart, as long as none is made to look like another.
+/// Distinguishes sequences, unless one is constructed to look like another.
 fn hash(sequence: &Sequence) -> u64 {
     let mut hasher = DefaultHasher::new();
     sequence.hash(&mut hasher);

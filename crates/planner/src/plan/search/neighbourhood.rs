@@ -1,5 +1,5 @@
-//! Large-neighbourhood search: take a part of the plan out, repair it with noise, polish, keep what
-//! is not worse. Invariant: the state that is left behind fits and is the best one seen.
+//! Large-neighbourhood search: remove a part of the plan, repair it with noise, polish, keep what
+//! is not worse. Invariant: the final state fits and is the best one seen.
 //!
 //! Source: Shaw, "Using constraint programming and local search methods to solve vehicle routing
 //! problems", 1998.
@@ -12,7 +12,7 @@ use crate::plan::quantity::{ByteCount, Picoseconds};
 use crate::plan::search::repair::{polish, repair};
 use crate::plan::search::state::State;
 
-/// What is taken out: events at random, those of a window of points, or those of a window of
+/// What is removed: events at random, those of a window of points, or those of a window of
 /// operators.
 #[derive(Clone, Copy)]
 enum Part {

@@ -1,7 +1,7 @@
-//! A better order of first runs, for free: an operator that makes more bytes than it lets go runs
-//! as late as it may, one that lets go more than it makes as early as it may. Invariant: the order
-//! that leaves this pass respects every read and every version. It may peak higher than the one
-//! that entered: it is a start, not an answer.
+//! A better order of first runs, for free: an operator that makes more bytes than it frees runs as
+//! late as it may, one that frees more than it makes as early as it may. Invariant: the order that
+//! leaves this pass respects every read and every version. It may peak higher than the one that
+//! entered: it is a start, not an answer.
 
 use cranelift_entity::{EntityRef, SecondaryMap};
 
@@ -9,10 +9,10 @@ use crate::id::NodeId;
 use crate::plan::quantity::ByteCount;
 use crate::plan::search::state::problem::{OpId, Problem};
 
-/// Passes over the whole order; each moves what the one before made movable.
+/// Most passes over the whole order; each moves what the one before made movable.
 const PASSES: usize = 6;
 
-/// The nodes of a problem, moved.
+/// The nodes of a problem in a better order.
 pub fn improved(problem: &Problem) -> Vec<NodeId> {
     let mut order = Order::new(problem);
     for _ in 0..PASSES {
@@ -57,7 +57,7 @@ impl<'a> Order<'a> {
     }
 
     /// Moves the operator at a place to just before the first that must follow it, if that saves
-    /// more than it holds.
+    /// more bytes than are held longer for it.
     fn later(&mut self, at: usize) -> bool {
         let id = self.sequence[at];
         let op = &self.problem.ops[id];
@@ -81,15 +81,15 @@ impl<'a> Order<'a> {
         saves
     }
 
-    /// Moves the operator at a place to just behind the last that it must follow, if it lets go
-    /// more than it makes.
+    /// Moves the operator at a place to just after the last that it must follow, if it frees more
+    /// than it makes.
     fn earlier(&mut self, at: usize) -> bool {
         let id = self.sequence[at];
         let op = &self.problem.ops[id];
         if op.inputs.is_empty() {
             return false;
         }
-        // What dies here dies earlier only behind its other readers.
+        // What dies here can die earlier only after its other readers.
         let (mut earliest, mut let_go) = (
             op.after
                 .iter()

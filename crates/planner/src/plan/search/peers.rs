@@ -1,12 +1,12 @@
-//! The other planners, beside the search. Invariant: whatever one of them makes of a budget is
-//! known to the search before it answers, so none of them is better.
+//! The other planners. Invariant: whatever one of them makes of a budget is known to the search
+//! before it answers, so none of them is better.
 
 use crate::effort::Meter;
 use crate::plan::{self, Instance, Plan, PlanError, Planner};
 use crate::units::Bytes;
 
-/// The other planners, the quicker ones first; without those that ask the solver, whose work and
-/// memory nobody can bound.
+/// The other planners, the quicker ones first; without those that use the solver, whose work and
+/// memory cannot be bounded.
 pub const PEERS: [Planner; 6] = [
     Planner::Chen,
     Planner::Rotor,
@@ -16,12 +16,12 @@ pub const PEERS: [Planner; 6] = [
     Planner::Xla,
 ];
 
-/// Floors of a rule that a search may take: one for all peers at its budget, and one for each at
-/// the smallest.
+/// Number of floors of a rule that a search may use: one for all peers at its budget, and one for
+/// each at the smallest.
 pub const FLOORS: u64 = 1 + PEERS.len() as u64;
 
 /// The lowest plan that each of them reaches, offered as soon as it is there. Each has a floor of
-/// its own, as when it is asked alone.
+/// its own, as when it is used alone.
 pub fn lowest_of_peers(
     instance: Instance<'_>,
     meter: &Meter<'_>,
@@ -35,7 +35,7 @@ pub fn lowest_of_peers(
     PEERS.into_iter().filter_map(reach).inspect(|plan| offer(plan)).collect()
 }
 
-/// What a planner makes of a budget, or the lowest that it reaches; `None` where it has no plan.
+/// A planner's plan for a budget, or else the lowest that it reaches; `None` if it has no plan.
 pub fn peer(
     instance: Instance<'_>,
     budget: Bytes,

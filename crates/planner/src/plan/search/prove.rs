@@ -1,6 +1,5 @@
-//! What happens beside the race, on a second thread: the bound rises.
-//! Invariant: nothing here waits for the race, and with a limit of work alone nothing here depends
-//! on how fast the race is.
+//! What a second thread does during the race: it raises the bound. Invariant: nothing here waits
+//! for the race, and with a limit of work alone nothing here depends on how fast the race is.
 
 use crate::plan::Instance;
 use std::cmp::Reverse;
@@ -15,24 +14,24 @@ use crate::plan::search::state::State;
 use crate::plan::search::state::problem::{OpId, Problem};
 use crate::units::{Bytes, Seconds};
 
-/// The instants where the best start is tight get this part of the effort at most.
+/// Fraction of the whole effort, at most, for the instants where the best start is tight.
 pub const PREPARATION: f64 = 0.5;
 
-/// Instants that a bound for the plan of another planner looks at.
+/// Number of highest instants for a bound without a search; the same number is spread out.
 const INSTANTS: usize = 3;
 
 /// An instant, and operators that run again after it.
 pub type LateSet = (OpId, Vec<OpId>);
 
-/// What race and prover tell each other: the bound, and the best plan so far.
+/// What race and prover exchange: the bound, and the best plan so far.
 pub struct SharedBounds(Mutex<Known>);
 
 struct Known {
     /// No plan takes less.
     floor: Picoseconds,
-    /// A plan takes this.
+    /// The time of the best plan.
     best: Picoseconds,
-    /// Sets of operators that make plans.
+    /// Sets of operators from which plans are made.
     sets: Vec<LateSet>,
 }
 
@@ -42,8 +41,8 @@ impl SharedBounds {
         SharedBounds(Mutex::new(Known { floor, best, sets: Vec::new() }))
     }
 
-    /// From the prover: a bound, and sets of operators that make plans. To the prover: the best
-    /// plan so far.
+    /// From the prover: a bound, and sets of operators from which plans are made. To the prover:
+    /// the best plan so far.
     fn offer_bound(&self, floor: Picoseconds, sets: impl Iterator<Item = LateSet>) -> Picoseconds {
         self.0.lock().map_or(Picoseconds::MAX, |mut known| {
             known.floor = known.floor.max(floor);
@@ -66,8 +65,8 @@ impl SharedBounds {
     }
 }
 
-/// Raises the bound at one budget by branch and bound, instant by instant: where it binds most, and
-/// for half of the time that is left.
+/// Raises the bound at one budget by branch and bound, instant by instant: each time the one that
+/// binds most, for half of the remaining time.
 pub fn prove(
     problem: &Problem,
     instants: &mut [CutInstant],
@@ -102,9 +101,9 @@ pub fn prove(
     }
 }
 
-/// Time that no schedule within a budget beats, if its first runs are in `order` or, if asked for,
-/// in any other; `None` where no such schedule fits. `known` are the runs of one that does; nothing
-/// where none is known.
+/// Time that no schedule within a budget beats, if its first runs are in the given order or,
+/// depending on `kind`, in any; `None` if no such schedule fits. `known` are the runs of one that
+/// fits; empty if none is known.
 pub fn lower_bound(
     instance: Instance<'_>,
     kind: BoundOrder,
@@ -137,7 +136,7 @@ pub fn lower_bound(
 }
 
 /// Time that no schedule within a budget beats, in whatever order its nodes run for the first time
-/// and whatever it moves between the device and tiers below; in a run of many steps.
+/// and whatever it moves between the device and tiers below; for a run of many steps.
 pub fn lower_bound_with_moves(
     instance: Instance<'_>,
     budget: Bytes,

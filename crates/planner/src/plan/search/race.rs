@@ -16,14 +16,14 @@ use crate::plan::search::state::State;
 use crate::plan::search::state::problem::Problem;
 use crate::plan::search::state::runs::{rebase, sequence};
 
-/// Starts that are improved side by side.
+/// Number of starts that are improved side by side.
 const RUNNERS: usize = 6;
-/// Legs of each runner before the worse ones drop out.
+/// Number of legs of each runner before the worse ones drop out.
 const LEGS: u64 = 8;
 
 impl Search<'_> {
     /// Improves the best starts; on a second thread, raises the bound, whose cuts are further
-    /// starts. Returns who is still in the race.
+    /// starts. Returns the runners still in the race.
     pub(super) fn race_and_prove(&mut self, attempt: &mut Attempt<'_>) -> Vec<Runner> {
         let limit = attempt.limit;
         if attempt.meter.is_over()
@@ -38,8 +38,8 @@ impl Search<'_> {
         let enough = best.map_or(Picoseconds::MAX, |best| best.extra);
         let (given, floor) = (self.given.clone(), self.floor(limit));
         let mut instants = std::mem::take(&mut self.instants);
-        // When the other thread's bounds arrive is left to chance: where the same seed has to give
-        // the same plan, they are not used.
+        // When the other thread's bounds arrive is left to chance: if the same seed has to give the
+        // same plan, they are not used.
         let shared = attempt.meter.has_deadline().then(|| SharedBounds::new(floor, enough));
         let runners = std::thread::scope(|scope| {
             let mut prover = attempt.meter.clone();
@@ -49,7 +49,7 @@ impl Search<'_> {
                 prove(given, instants, limit, enough, shared, &mut prover);
             });
             let runners = self.race(attempt, given, shared, floor);
-            // A thread that panicked leaves a weaker bound, and its message.
+            // If that thread panicked, its message was printed, and the bound is weaker.
             prover.end();
             runners
         });

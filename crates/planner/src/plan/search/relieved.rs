@@ -1,5 +1,5 @@
-//! Less recomputation where some of what is held is away. Invariant: what comes out is a legal
-//! sequence; it is within the budget as long as as much is away as was said.
+//! Less recomputation if some of what is held is away. Invariant: the result is a legal sequence;
+//! it is within the budget as long as no less is away than was stated.
 
 use cranelift_entity::EntityRef;
 use fastrand::Rng;
@@ -15,8 +15,8 @@ use crate::plan::search::state::problem::OpId;
 use crate::plan::search::state::runs::{rebase, sequence};
 use crate::units::Bytes;
 
-/// A sequence that recomputes less than `runs` where so many bytes are away at each of them;
-/// `runs` where none is found.
+/// A sequence that recomputes less than `runs`, given the bytes that are away at each of them;
+/// `runs` if none is found.
 pub fn relieved(
     instance: Instance<'_>,
     runs: &[NodeId],
@@ -25,7 +25,7 @@ pub fn relieved(
     effort: &Effort<'_>,
 ) -> Vec<NodeId> {
     let (mut problem, events) = rebase(instance, runs);
-    // Of a point, what is away at all of its runs.
+    // For each point, what is away at all of its runs.
     let mut seen = vec![false; instance.graph.nodes().len()];
     let (mut point, mut least) = (1, ByteCount(i64::MAX));
     for (&node, &away) in runs.iter().zip(away) {

@@ -2,10 +2,10 @@
 //! nothing needlessly. Invariant: `repair` ends within the budget or says that it could not;
 //! `polish` never leaves the budget.
 //!
-//! Where the bytes peak, the tensor that is held across for the least seconds per byte and
-//! overloaded point is dropped there and made again at its next access. What its producer reads is
-//! resolved one by one: held for longer at the current price of a byte, or made again too,
-//! whichever is cheaper.
+//! At the peak, of the tensors held across it, the one with the least seconds per byte and
+//! overloaded point is dropped and made again at its next access. Each tensor that its producer
+//! reads is held for longer at the current price of a byte, or made again too, whichever is
+//! cheaper.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -18,9 +18,9 @@ use crate::plan::quantity::ByteCount;
 use crate::plan::search::state::problem::{OpId, TensorId};
 use crate::plan::search::state::{Event, State};
 
-/// How deep recomputations are followed through what they read.
+/// Levels of inputs through which recomputations are followed.
 const DEPTH: u32 = 8;
-/// A point within the budget counts this much of an overloaded one: holding there costs little, but
+/// Weight of a point within the budget; an overloaded one has 1: holding there costs little, but
 /// not nothing.
 const WITHIN: f64 = 0.02;
 
@@ -55,7 +55,7 @@ impl Prices {
     }
 }
 
-/// How an input that is not there comes about.
+/// How an input becomes available.
 enum Source {
     There,
     Hold(f64),
@@ -193,7 +193,7 @@ fn candidates(
     found
 }
 
-/// Adds events until the plan fits; `false` where no way was found or the effort was spent.
+/// Adds events until the plan fits; `false` if no way was found or the effort was spent.
 pub fn repair(
     state: &mut State,
     budget: ByteCount,
@@ -274,8 +274,8 @@ pub fn repair(
     false
 }
 
-/// Where no drop helps by itself: the first one that relieves the point without raising the peak by
-/// much.
+/// For when no drop helps by itself: takes the first that relieves the point without raising the
+/// peak by much.
 fn force(
     state: &mut State,
     prices: &Prices,
@@ -302,7 +302,7 @@ fn force(
     false
 }
 
-/// Takes out events, most seconds per byte first, while the plan fits.
+/// Removes events, most seconds per byte first, while the plan fits.
 pub fn polish(
     state: &mut State,
     budget: ByteCount,

@@ -1,10 +1,10 @@
-//! From a plan to one with a smaller peak, whatever that costs in seconds. Invariant: the state
-//! that is left behind has the smallest peak seen, and what a leg does depends on nothing but the
-//! plan and the random numbers; the effort only says where it ends.
+//! From a plan to one with a smaller peak, whatever that costs in seconds. Invariant: the final
+//! state has the smallest peak seen, and what a leg does depends on nothing but the plan and the
+//! random numbers; the effort only determines where it ends.
 //!
 //! One leg plans the order that the plan really has. It repairs the plan to a little less than its
-//! peak; where that fails, it asks for less of a saving, and takes parts of the plan out, at the
-//! point that binds or elsewhere, to repair them with noise.
+//! peak; if that fails, it tries to save less, and removes parts of the plan, at the point that
+//! binds or elsewhere, to repair them with noise.
 
 use cranelift_entity::EntityRef;
 use fastrand::Rng;
@@ -17,9 +17,9 @@ use crate::plan::search::repair::{polish, repair};
 use crate::plan::search::state::runs::{rebase, sequence};
 use crate::plan::search::state::{Event, State};
 
-/// The part of the peak that a leg tries to save at first.
+/// A leg first tries to save the peak divided by this.
 const FIRST_STEP: i64 = 16;
-/// Attempts of a leg in a row that save nothing.
+/// Number of attempts in a row that save nothing after which a leg ends.
 const FAILURES: usize = 24;
 
 /// One leg: from a sequence of runs to one that peaks no higher.
@@ -64,8 +64,8 @@ pub fn squeeze(
     sequence(&problem, &state.events())
 }
 
-/// Takes out a part of the plan: the events of points near one of those that bind, or of operators
-/// near one that runs again there.
+/// Removes a part of the plan: events near the point that binds, near another point or operator, or
+/// at random.
 fn kick(state: &mut State, random: &mut Rng) {
     let points = state.problem.len();
     state.peak();

@@ -15,8 +15,9 @@ use crate::plan::search::state::{Event, State};
 use crate::plan::search::{INSTANTS, Search};
 use crate::units::Seconds;
 
-/// Work for a first plan, per operator, and the least of it, however short the deadline.
+/// Work units per operator for a first plan; fewer if the caller chose the deadline.
 const FIRST_WORK: u64 = 200;
+/// The least of those work units per operator, however short the deadline.
 const LEAST_FIRST_WORK: u64 = 25;
 
 impl Search<'_> {
@@ -108,8 +109,8 @@ impl Search<'_> {
         first.get_or_insert(attempt.meter.elapsed());
     }
 
-    /// A plan at once, whatever the time: between the cuts that bind most, or from the plan that
-    /// needs the least more than fits. Better ones later.
+    /// A plan at once, whatever the time: between the cuts that bind most, or from the known plan
+    /// that exceeds the budget least. Better ones come later.
     fn first_start(
         &mut self,
         state: &mut State,
@@ -143,7 +144,7 @@ impl Search<'_> {
         }
     }
 
-    /// The plan that is known to need the least more than fits, repaired.
+    /// The known plan that exceeds the budget least, repaired.
     fn start_from_neighbour(&mut self, attempt: &mut Attempt<'_>) {
         let Some(above) =
             self.found.iter().find(|found| ByteCount::of(found.plan.peak) > attempt.limit).cloned()
@@ -153,8 +154,8 @@ impl Search<'_> {
         self.finish_runs(&above.runs(), attempt);
     }
 
-    /// A plan between the two cuts around a target at one instant: how much of their difference,
-    /// from the front or from the back, is enough. Returns by how much it was not.
+    /// A plan between the two cuts around a target at one instant: as much of their difference,
+    /// from the front or from the back, as is enough. Returns by how much it exceeds the budget.
     fn start_between(
         &mut self,
         index: usize,
@@ -196,8 +197,8 @@ impl Search<'_> {
     }
 }
 
-/// Exactly the events that run each operator of `late` (in order) again in the first point behind
-/// `instant` that reads what it makes, reads of other recomputations included. Returns the peak.
+/// Sets the events that run each operator of `late` (in order) again in the first point after
+/// `instant` that reads what it makes, other recomputations' reads included. Returns the peak.
 pub fn just_in_time(state: &mut State, instant: OpId, late: &[OpId]) -> ByteCount {
     state.set(&[]);
     for &op in late.iter().rev() {
@@ -214,9 +215,9 @@ pub fn just_in_time(state: &mut State, instant: OpId, late: &[OpId]) -> ByteCoun
     state.peak()
 }
 
-/// Between a set that recomputes too little and one that fits: how much of the difference, in the
-/// given order of preference, is enough. Leaves the least that fits (or, if even `large` does not,
-/// `large`) in the state.
+/// Between a set that recomputes too little and one that fits: as much of the difference, in the
+/// given order of preference, as is enough. Leaves the least that fits (or, if even `large` does
+/// not, `large`) in the state.
 pub fn interpolate(
     state: &mut State,
     instant: OpId,

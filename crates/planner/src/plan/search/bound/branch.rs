@@ -1,10 +1,10 @@
-//! Branch and bound at one instant: where the cuts on both sides of a budget leave a gap, operators
+//! Branch and bound at one instant: if the cuts on both sides of a budget leave a gap, operators
 //! are decided one by one. Invariant: what is proven holds for every schedule within the budget,
-//! also when the effort ends in the middle.
+//! even if the effort ends in the middle.
 //!
 //! First, operators that every cheap cut has on the same side are settled and leave the network;
 //! what remains is small. Parts of it that are alike, as the layers of a model are, can be
-//! exchanged; only one order of them is looked at. `doc/theory/bound.md` has the argument.
+//! exchanged; only one order of them is examined. `doc/theory/bound.md` has the argument.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -18,7 +18,7 @@ use crate::plan::search::state::problem::{OpId, Problem};
 
 impl CutInstant {
     /// Raises the bound at this budget towards the least time with which the instant can be
-    /// crossed, or to `enough`. Returns the sets of late operators of what it found to fit.
+    /// crossed, or to `enough`. Returns the late operators of each cut found that fits.
     pub fn branch(
         &mut self,
         problem: &Problem,
@@ -28,8 +28,8 @@ impl CutInstant {
     ) -> Vec<Vec<OpId>> {
         let room = budget - self.needed;
         let Some((price, _)) = self.hull.best(room) else { return Vec::new() };
-        // Recomputing everything once is enough wherever a schedule fits. A cut at the limit is no
-        // better than what is known.
+        // Recomputing everything once is enough if a schedule fits. A cut at the limit is no better
+        // than what is known.
         let enough = enough.min(self.most);
         let limit = (enough.wide() + price.charge_up(room)).narrow();
         let mut found = Vec::new();
@@ -82,7 +82,7 @@ fn descend(
             found.push(cuts.late(line));
         }
         number += 1;
-        // Decisions only add to what the parent asks for.
+        // Decisions can only raise the parent's bound.
         Some(Subproblem { least: hull.at(room).max(parent.least), number, decisions, hull })
     };
     let root = Subproblem { least: floor, number: 0, decisions: Vec::new(), hull: Hull::default() };
@@ -120,7 +120,7 @@ fn descend(
     proven
 }
 
-/// The operator to decide: of those that tell two cuts apart, the one that makes most.
+/// The operator to decide: of those on which two cuts differ, the one that makes most bytes.
 fn pivot(problem: &Problem, over: &Line, under: &Line) -> Option<OpId> {
     let differs =
         |op: &OpId| over.late.binary_search(op).is_ok() != under.late.binary_search(op).is_ok();

@@ -18,9 +18,9 @@ use crate::plan::search::state::problem::OpId;
 /// instant itself needs.
 #[derive(Clone, Debug)]
 pub struct Line {
-    /// Of a byte held.
+    /// The price of a byte held.
     pub price: Price,
-    /// Of the cut.
+    /// The value of the cut.
     pub value: Picoseconds,
     /// Time of the operators that run again.
     pub seconds: Picoseconds,
@@ -32,7 +32,7 @@ pub struct Line {
 }
 
 impl Line {
-    /// What it says of time and room.
+    /// The bound that it gives for any room.
     pub fn tangent(&self) -> Tangent {
         Tangent { price: self.price, value: self.value }
     }
@@ -59,11 +59,11 @@ pub struct PricedArc {
     pub from: Vertex,
     /// Where it ends.
     pub to: Vertex,
-    /// At any price.
+    /// Its capacity, at any price.
     pub capacity: Capacity,
 }
 
-/// The vertex of an operator that may run after the instant: on the sink's side where it does.
+/// The vertex of an operator that may run after the instant: on the sink's side if it does.
 #[derive(Clone, Copy)]
 pub struct DecisionVertex {
     /// The operator.
@@ -77,14 +77,14 @@ pub struct Cuts {
     network: Network,
     arcs: Vec<PricedArc>,
     decidable: Vec<DecisionVertex>,
-    /// Each arc in the network, and two for each vertex that may be decided: infinite where it is
-    /// decided that its operator runs after the instant, and where that it does not.
+    /// Each arc in the network, and two for each vertex that may be decided: one is infinite if its
+    /// operator is decided to run after the instant, the other if it is decided not to.
     ids: Vec<ArcId>,
     source: Vertex,
     sink: Vertex,
-    /// As high as arithmetic allows: next to nothing is held.
+    /// The highest price that arithmetic allows: next to nothing is held.
     pub highest_price: Price,
-    /// What is in the network, unless that is not a maximum flow.
+    /// The flow in the network; absent if that is not a maximum flow.
     flow: Option<Flow>,
     /// Time, bytes and late operators of what has left the network.
     time: Picoseconds,
@@ -107,7 +107,7 @@ struct Symmetry {
     place: HashMap<OpId, (usize, usize)>,
     /// The operators of each part, in order.
     parts: Vec<Vec<OpId>>,
-    /// What each part is like.
+    /// The class of each part; those of one class are alike.
     class: Vec<usize>,
 }
 
@@ -146,7 +146,7 @@ impl Cuts {
         }
     }
 
-    /// The minimum cut at a price under decisions; `None` where the effort was spent before.
+    /// The minimum cut at a price under decisions; `None` if the effort was spent before.
     pub fn cut(&mut self, price: Price, decisions: &[Decision], meter: &mut Meter) -> Option<Line> {
         let value = match self.flow.take() {
             Some(Flow { price: paid, value, decisions: obeyed })
@@ -218,10 +218,10 @@ impl Cuts {
     }
 
     /// The network of what is still open to cuts below `limit` at a price: every other operator is
-    /// on one side in all of them. `None` where there is no such cut.
+    /// on one side in all of them. `None` if there is no such cut.
     ///
-    /// The least cut with an operator on its other side is one more flow from where the minimum cut
-    /// left it.
+    /// The least cut with an operator on its other side takes one more flow, starting from that of
+    /// the minimum cut.
     pub fn settled(&mut self, price: Price, limit: Picoseconds, meter: &mut Meter) -> Option<Cuts> {
         let vertices = self.source;
         let mut sides: Vec<Option<bool>> = vec![None; vertices as usize + 2];
@@ -312,9 +312,9 @@ impl Cuts {
         cuts
     }
 
-    /// With `op`, the operators that stand in its place in parts of the network which are like its
-    /// own and of which nothing is decided. Such parts can be exchanged: if none of them has its
-    /// operator late, all have not.
+    /// `op` and the operators at its place in parts of the network which are like its own and of
+    /// which nothing is decided. Such parts can be exchanged, so it is enough to examine `op` late
+    /// and all of them not late.
     pub fn symmetric_to(&self, op: OpId, decisions: &[Decision]) -> Vec<OpId> {
         let Some(&(part, place)) = self.symmetry.place.get(&op) else { return vec![op] };
         let mut is_open = vec![true; self.symmetry.parts.len()];
@@ -333,12 +333,12 @@ impl Cuts {
     }
 }
 
-/// Spreads sides along infinite arcs; `None` where they contradict each other.
+/// Spreads sides along infinite arcs; `None` if they contradict each other.
 fn spread(sides: &mut [Option<bool>], arcs: &[PricedArc]) -> Option<()> {
     let mut leads: Vec<Vec<(Vertex, bool)>> = vec![Vec::new(); sides.len()];
     for arc in arcs.iter().filter(|arc| arc.capacity == Capacity::Infinite) {
-        // From the source's side it leads to the source's side; what leads to the sink's side is
-        // there too.
+        // An arc from the source's side ends on the source's side; one that ends on the sink's side
+        // begins there.
         leads[arc.from as usize].push((arc.to, false));
         leads[arc.to as usize].push((arc.from, true));
     }
@@ -364,7 +364,7 @@ fn spread(sides: &mut [Option<bool>], arcs: &[PricedArc]) -> Option<()> {
 
 impl Symmetry {
     fn new(vertices: u32, arcs: &[PricedArc], decidable: &[DecisionVertex]) -> Symmetry {
-        // Parts: vertices that are linked, source and sink aside.
+        // Parts: vertices that are linked, apart from source and sink.
         let mut linked = DisjointSets::new(vertices as usize);
         for arc in arcs.iter().filter(|arc| arc.from < vertices && arc.to < vertices) {
             linked.join(arc.from as usize, arc.to as usize);

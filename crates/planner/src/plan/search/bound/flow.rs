@@ -95,18 +95,18 @@ impl Network {
         self.residual[self.place[arc.0 as usize] as usize] += by;
     }
 
-    /// The flow, to be brought back.
+    /// The flow, to be restored later.
     pub fn flow(&self) -> Vec<i64> {
         self.residual.clone()
     }
 
-    /// Brings a flow back.
+    /// Restores a flow.
     pub fn set_flow(&mut self, flow: &[i64]) {
         self.residual.copy_from_slice(flow);
     }
 
     /// Augments the flow until it is a maximum one, or grew by `enough`, and returns by how much it
-    /// grew; `None` where `stop` said so, and then the flow is of no use.
+    /// grew; `None` if `stop` said so, and then the flow is useless.
     pub fn augment(
         &mut self,
         source: Vertex,
@@ -131,9 +131,9 @@ impl Network {
         self.level[vertex as usize] == UNREACHED
     }
 
-    /// Distances to the sink along arcs with room. (Searched from the sink, so that the blocking
-    /// flow never walks into a part of the network that does not lead there. Where the source is
-    /// reached, vertices behind it are not.)
+    /// Computes distances to the sink along arcs with residual capacity. (Searched from the sink,
+    /// so that the blocking flow never walks into a part of the network that does not lead there.
+    /// Once the source is reached, vertices farther away are not.)
     fn reaches(&mut self, source: Vertex, sink: Vertex) -> bool {
         self.level.fill(UNREACHED);
         self.level[sink as usize] = 0;
@@ -207,7 +207,7 @@ impl Network {
         self.head[self.reverse[arc as usize] as usize]
     }
 
-    /// The next arc with room that leads one step nearer to the sink.
+    /// The next arc with residual capacity that leads one step nearer to the sink.
     fn step_from(&mut self, vertex: Vertex) -> Option<u32> {
         let index = vertex as usize;
         let end = self.first[index + 1];

@@ -1,5 +1,5 @@
 //! One instant, the first run of an operator: its network, and what is known of it. Invariant: the
-//! network holds a finite cut for every legal schedule, that of what it makes again after the
+//! network has a finite cut for every legal schedule, made of what that makes again after the
 //! instant and of what it holds across; so no minimum cut is above any of them.
 
 use cranelift_entity::{EntityRef, SecondaryMap};
@@ -35,19 +35,19 @@ pub(super) struct Proven {
 pub struct CutInstant {
     /// The operator whose first run it is.
     pub at: OpId,
-    /// What holds without decisions.
+    /// The bound without decisions.
     pub hull: Hull,
     /// What every schedule holds while it runs.
     pub(super) needed: ByteCount,
     /// Found by branch and bound.
     pub(super) proven: Vec<Proven>,
-    /// Recomputing everything once.
+    /// The time of recomputing everything once.
     pub(super) most: Picoseconds,
     pub(super) cuts: Cuts,
 }
 
 impl CutInstant {
-    /// The instant of an operator in the schedules of an order; `None` where the effort was spent
+    /// The instant of an operator in the schedules of an order; `None` if the effort was spent
     /// before its first cuts were known.
     pub fn new(
         problem: &Problem,
@@ -65,7 +65,7 @@ impl CutInstant {
         Some(CutInstant { at, hull, needed, proven: Vec::new(), most: problem.total, cuts })
     }
 
-    /// Time of recomputation that no plan within the budget beats; `None` where no schedule fits.
+    /// Time of recomputation that no plan within the budget beats; `None` if no schedule fits.
     pub fn bound(&self, budget: ByteCount) -> Option<Picoseconds> {
         if budget < self.needed {
             return None;
@@ -73,7 +73,7 @@ impl CutInstant {
         let proven = self.proven.iter().filter(|proven| budget <= proven.budget);
         let proven = proven.map(|proven| proven.least.wide()).max().unwrap_or_default();
         let least = self.hull.at(budget - self.needed).max(proven);
-        // A cut asks for each operator once at most: beyond that, nothing fits.
+        // A cut counts each operator once at most: beyond that, nothing fits.
         (least <= self.most.wide()).then(|| least.narrow())
     }
 
@@ -92,8 +92,8 @@ impl CutInstant {
         self.hull.close_in(&mut self.cuts, budget - self.needed, &[], meter);
     }
 
-    /// The corners around a budget: the first holds more than fits, the second fits. The same one
-    /// twice at the ends.
+    /// The corners around a budget: the first holds more than fits, the second fits. At the ends of
+    /// the hull, the same one twice.
     pub fn bracket(&self, budget: ByteCount) -> [&Line; 2] {
         let lines = &self.hull.lines;
         let under =
@@ -109,7 +109,7 @@ pub(super) struct Drawn {
     pub decidable: Vec<DecisionVertex>,
     /// Where each operator runs for the first time.
     pub side: SecondaryMap<OpId, Side>,
-    /// Kept outputs of the operators that run before, in every schedule.
+    /// Bytes of kept outputs of the operators that run before, in every schedule.
     pub kept_before: ByteCount,
 }
 
@@ -121,9 +121,9 @@ impl Drawn {
             BoundOrder::Any => sides(problem, at),
         };
         let (ops, tensors) = (problem.len(), problem.tensors.len());
-        // An operator's vertex is on the sink's side where it runs after the instant; a tensor's
-        // where it is there after the instant; an operator's second vertex where it does not run
-        // before the instant.
+        // An operator's vertex is on the sink's side if it runs after the instant; a tensor's if it
+        // is there after the instant; an operator's second vertex if it does not run before the
+        // instant.
         let runs = |op: OpId| op.as_u32();
         let there = |tensor: TensorId| ops as Vertex + tensor.as_u32();
         let not_before = |op: OpId| (ops + tensors) as Vertex + op.as_u32();
@@ -172,8 +172,8 @@ impl Drawn {
                     arc(there(tensor), sink, Capacity::Infinite);
                 }
             }
-            // None of them comes from the instant or its descendants: whoever reads those is a
-            // descendant too.
+            // No input comes from the instant or its descendants: operators that read those are
+            // descendants too.
             op.inputs.iter().for_each(|&tensor| arc(there(tensor), runs(id), Capacity::Infinite));
         }
         Drawn { vertices: source, arcs, decidable, side, kept_before }
@@ -187,7 +187,7 @@ fn positions(problem: &Problem, at: OpId) -> SecondaryMap<OpId, Side> {
     side
 }
 
-/// Where each operator runs for the first time, seen from the first run of `at`, in whatever order.
+/// Where each operator runs for the first time, seen from the first run of `at`, in any order.
 fn sides(problem: &Problem, at: OpId) -> SecondaryMap<OpId, Side> {
     let mut side: SecondaryMap<OpId, Side> = SecondaryMap::with_capacity(problem.len());
     side.resize(problem.len());

@@ -6,7 +6,7 @@
 //! before it (it must: an ancestor), after it (a descendant), or on either side. Whatever runs
 //! after `t` finds what it reads in memory while `t` runs, or some operator makes it after `t`; for
 //! one that has run before, that is a recomputation. At a price for each byte held across `t`,
-//! choosing what is held and what runs again is a minimum cut. Where the cuts on both sides of a
+//! choosing what is held and what runs again is a minimum cut. If the cuts on both sides of a
 //! budget leave a gap, branch and bound over single operators closes it. `doc/theory/bound.md` has
 //! the network and the proof.
 
@@ -25,9 +25,9 @@ pub use crate::plan::search::bound::moving::{MovingInstant, Rates};
 /// Recomputation takes at least `value − price · room`.
 #[derive(Clone, Copy, Debug)]
 pub struct Tangent {
-    /// Of a byte held.
+    /// The price of a byte held.
     pub price: Price,
-    /// Where there is no room.
+    /// The time if there is no room.
     pub value: Picoseconds,
 }
 
@@ -41,7 +41,7 @@ pub struct Hull {
 }
 
 impl Hull {
-    /// Of lines by falling bytes.
+    /// A hull of lines, which come by falling bytes.
     pub fn new(lines: Vec<Line>) -> Hull {
         Hull { lines, spare: Vec::new() }
     }
@@ -50,12 +50,12 @@ impl Hull {
         self.lines.iter().map(Line::tangent).chain(self.spare.iter().copied())
     }
 
-    /// Time of recomputation with this much room, at least.
+    /// A lower bound on the time of recomputation with this much room.
     pub fn at(&self, room: ByteCount) -> WidePicoseconds {
         self.best(room).map_or(WidePicoseconds::ZERO, |(_, least)| least).max(WidePicoseconds::ZERO)
     }
 
-    /// The price that says most with this much room, and what it says.
+    /// The price that gives the highest bound with this much room, and that bound.
     pub fn best(&self, room: ByteCount) -> Option<(Price, WidePicoseconds)> {
         let least = self
             .tangents()
@@ -97,12 +97,12 @@ impl Hull {
     }
 }
 
-/// The orders of first runs that a bound speaks of.
+/// The orders of first runs that a bound covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BoundOrder {
-    /// The bound speaks of schedules that run every node for the first time in the given order.
+    /// The bound covers schedules that run every node for the first time in the given order.
     Given,
-    /// The bound speaks of schedules in every order.
+    /// The bound covers schedules in every order.
     Any,
 }
 

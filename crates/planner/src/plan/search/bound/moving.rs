@@ -1,13 +1,12 @@
-//! The bound of schedules that may also move what they hold: the same network, where what is not
-//! held is made again or away. Invariant: every [`Prices`] gives a number that the time of no legal
-//! schedule of a step in a run that has settled is below; all arithmetic is in whole numbers and
-//! rounds down.
+//! The bound of schedules that may also move what they hold: the same network, in which what is not
+//! held is made again or away. Invariant: every [`Prices`] gives a time that no legal schedule of a
+//! step beats in a run that has settled; all arithmetic is in whole numbers and rounds down.
 //!
 //! A byte that is away at the instant was moved there and will be moved back, and lanes take time
 //! as runs do. So there are two kinds of prices: for a byte held, and for the seconds of lanes; the
-//! more these count, the less the seconds of runs do. Which prices say most is found by cutting
-//! planes: each cut is a way to cross the instant, and a small linear program asks for the prices
-//! at which the cheapest way that is known costs most. `doc/theory/offload.md` has the proof.
+//! more these count, the less the seconds of runs do. The prices with the highest bound are found
+//! by cutting planes: each cut is a way to cross the instant, and a small linear program finds the
+//! prices at which the cheapest known way costs most. `doc/theory/offload.md` has the proof.
 
 use cranelift_entity::SecondaryMap;
 
@@ -24,13 +23,13 @@ use crate::plan::search::bound::instant::{Drawn, Side};
 use crate::plan::search::state::problem::{OpId, Problem};
 use crate::profile::Profile;
 
-/// Prices that are tried at an instant at most.
+/// Most prices that are tried at an instant.
 const MOST_PRICES: usize = 80;
-/// Where the linear program promises no more than this part of the step, the prices are good.
+/// Rise of the bound, as a fraction of the step's time, that is not worth trying further prices.
 const ENOUGH: f64 = 2e-5;
-/// The whole of which the parts of prices are.
+/// The number of parts in 1, for prices that are fractions.
 const WHOLE: u64 = 1 << 20;
-/// The highest price of the linear program: seconds of the step for all bytes.
+/// The highest price of the linear program: that of all bytes, in times of the whole step.
 const MOST: f64 = 1e4;
 
 /// What a storage that is away at the instant has to move, and when.
@@ -60,16 +59,16 @@ impl Kind {
     }
 }
 
-/// What the seconds of a step are no fewer than.
+/// A lower limit on the seconds of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Limit {
-    /// Before the instant: the way out for all that leaves there.
+    /// Before the instant: the time on the way out of all that leaves there.
     Before,
-    /// After the instant: the way back for all that returns there.
+    /// After the instant: the time on the way back of all that returns there.
     After,
-    /// In all of the step: the way out.
+    /// In all of the step: the time on the way out.
     Out,
-    /// In all of the step: the way back.
+    /// In all of the step: the time on the way back.
     Back,
 }
 
@@ -83,7 +82,7 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// None where no lanes lead there and back.
+    /// None unless lanes lead there and back.
     pub fn new(hierarchy: &Hierarchy) -> Option<Rates> {
         let bandwidth = |leads: &dyn Fn(&Lane) -> bool| {
             let lanes = hierarchy.lanes.values().filter(|lane| leads(lane));
@@ -109,14 +108,14 @@ impl Rates {
 /// What things cost: the lower bound is linear in each of them.
 #[derive(Clone, Copy, Debug)]
 struct Prices {
-    /// Of a byte held across the instant.
+    /// The price of a byte held across the instant.
     held: Price,
-    /// Of the lanes' seconds against each limit, in parts of [`WHOLE`].
+    /// The prices of the lanes' seconds against each limit, in parts of [`WHOLE`].
     limits: [u64; 4],
 }
 
 impl Prices {
-    /// With parts that are no more than there is of each second.
+    /// Prices whose parts are limited so that together they take no more than all of each second.
     fn new(held: Price, [before, after, out, back]: [u64; 4]) -> Prices {
         let out = out.min(WHOLE);
         let back = back.min(WHOLE - out);
@@ -131,11 +130,11 @@ impl Prices {
         [most - before, most - after, most - before.max(after)]
     }
 
-    /// Of a byte away.
+    /// The price of a byte away.
     fn away(&self, rates: Rates, kind: Kind, highest: Price) -> Price {
         let parts = LIMITS.iter().zip(self.limits);
         let price = parts.map(|(&limit, part)| rates.of(limit, kind) * part as f64).sum::<f64>();
-        // Less by more than the error of the sum.
+        // Reduced by more than the error of the sum.
         Price::round_down(price / WHOLE as f64 * (1.0 - 1e-12), highest)
     }
 }
@@ -157,7 +156,7 @@ struct Crossing {
 }
 
 impl Crossing {
-    /// Holds bytes, or has them away, whichever costs less; what that is.
+    /// Holds bytes, or has them away, whichever costs less; returns that cost.
     fn choose(&mut self, bytes: ByteCount, kind: usize, charge: &Charge) -> Picoseconds {
         let [held, away] = charge.of(bytes, kind);
         match held < away {
@@ -180,7 +179,7 @@ impl Charge {
     }
 }
 
-/// The first run of an operator, crossed by what may also move.
+/// The first run of an operator, in schedules that may also move what they hold.
 pub struct MovingInstant {
     rates: Rates,
     network: Network,
@@ -189,7 +188,7 @@ pub struct MovingInstant {
     source: Vertex,
     /// Time of the first runs before the instant, after it, and on either side.
     runs: [Picoseconds; 3],
-    /// What lies there beside the tensors of the network, by kind.
+    /// Bytes there other than the tensors of the network, by kind.
     beside: [ByteCount; Kind::COUNT],
     /// Budget less what the operator itself needs.
     room: ByteCount,
@@ -200,7 +199,7 @@ pub struct MovingInstant {
 }
 
 impl MovingInstant {
-    /// None where the operator itself needs more than the budget.
+    /// None if the operator itself needs more than the budget.
     pub fn new(
         (graph, profile): (&Graph, &Profile),
         problem: &Problem,
@@ -234,7 +233,7 @@ impl MovingInstant {
     }
 
     /// Time that no schedule beats, and the way to cross the instant that costs least at these
-    /// prices; none where the effort was spent before.
+    /// prices; none if the effort was spent before.
     fn cross(&mut self, prices: &Prices, meter: &mut Meter<'_>) -> Option<(Picoseconds, Crossing)> {
         let away = |kind| prices.away(self.rates, Kind::of(kind), self.highest);
         let charge = Charge { held: prices.held, away: std::array::from_fn(away) };
@@ -278,7 +277,7 @@ impl MovingInstant {
         Some((least.narrow(), crossing))
     }
 
-    /// The most that prices say, or as much as is found with the effort.
+    /// The highest bound of all prices, or the highest that is found with the effort.
     pub fn solve(&mut self, meter: &mut Meter<'_>) -> Picoseconds {
         let mut best = Picoseconds::ZERO;
         let mut known = Vec::new();
@@ -311,7 +310,7 @@ impl MovingInstant {
         self.runs.into_iter().sum::<Picoseconds>().as_f64().max(1.0)
     }
 
-    /// The prices at which the cheapest of the known ways costs most, and what that is.
+    /// The prices at which the cheapest of the known ways costs most, and that cost.
     fn prices(&self, known: &[Crossing], meter: &Meter<'_>) -> Option<(Prices, f64)> {
         let (step, bytes) = (self.step(), self.most.as_f64().max(1.0));
         let [before, after, either] =
@@ -350,7 +349,7 @@ impl MovingInstant {
     }
 }
 
-/// What lies at the instant beside the tensors of its network and what its operator touches, by
+/// Bytes at the instant other than the tensors of its network and what its operator touches, by
 /// kind: what is kept from step to step, and what earlier operators have made for after the step.
 fn beside(
     graph: &Graph,
@@ -361,7 +360,7 @@ fn beside(
 ) -> [ByteCount; Kind::COUNT] {
     let size = |storage: StorageId| ByteCount::of(graph.storages()[storage]);
     let touched = graph.reads(node);
-    // What is away returns for whoever reads it, and leaves when it was written.
+    // What is away returns for its readers, and leaves after it was written.
     let mut is_read: SecondaryMap<StorageId, bool> = SecondaryMap::new();
     let mut kinds: SecondaryMap<StorageId, Kind> = SecondaryMap::with_default(Kind::of(0));
     for (id, op) in &problem.ops {
@@ -377,7 +376,7 @@ fn beside(
     }
     let mut beside = [ByteCount::ZERO; Kind::COUNT];
     for (_, storage) in graph.placeholder_storages() {
-        // What nobody reads may be away all the time.
+        // What no operator reads may be away all the time.
         let is_there = graph.is_kept(storage) && !touched.contains(&storage);
         match graph.is_persistent(storage) {
             true if is_there && is_read[storage] => {

@@ -1,9 +1,9 @@
 //! A plan in the making: a set of recompute events, each "run this operator again just before that
 //! point". Invariant: residency is implied (a tensor is held from each access to the next, unless
-//! the next access makes it anew), so every set of events is a legal schedule and only its peak has
-//! to be watched; `peak` is exact, within points too.
+//! the next access makes it again), so every set of events is a legal schedule and only its peak
+//! has to be watched; `peak` is exact, within points too.
 //!
-//! Toggling an event costs O(degree · log n). A journal takes back whatever was tried.
+//! Toggling an event costs O(degree · log n). A journal undoes whatever was tried.
 
 pub mod problem;
 pub mod runs;
@@ -17,9 +17,9 @@ use crate::plan::search::state::problem::{OpId, Problem, TensorId};
 /// Run `op` again in `point`, before the first run that gives the point its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Event {
-    /// When.
+    /// The point.
     pub point: OpId,
-    /// What.
+    /// The operator that runs again.
     pub op: OpId,
 }
 
@@ -39,7 +39,7 @@ enum Toggle {
     Removed(Event),
 }
 
-/// Where a journal stood.
+/// A position in a journal.
 #[derive(Clone, Copy)]
 pub struct Mark(usize);
 
@@ -55,8 +55,8 @@ pub struct State<'a> {
     within: Vec<ByteCount>,
     extra: Picoseconds,
     events: usize,
-    /// The first run is read by nobody before the operator runs again: it can be left out, so it
-    /// costs nothing.
+    /// No run reads the first run before the operator runs again: it can be left out, so it costs
+    /// nothing.
     is_first_run_dead: Vec<bool>,
     journal: Vec<Toggle>,
     dirty: Vec<OpId>,
@@ -75,7 +75,7 @@ struct Scratch {
 }
 
 impl<'a> State<'a> {
-    /// Nothing runs again.
+    /// The state in which nothing runs again.
     pub fn new(problem: &'a Problem) -> State<'a> {
         let (points, tensors) = (problem.len(), problem.tensors.len());
         let mut accesses = Vec::with_capacity(tensors);
@@ -137,7 +137,7 @@ impl<'a> State<'a> {
         self.extra
     }
 
-    /// How many events there are.
+    /// The number of events.
     pub fn len(&self) -> usize {
         self.events
     }
@@ -188,7 +188,7 @@ impl<'a> State<'a> {
         true
     }
 
-    /// Takes an event out, and with it each recomputation of that point that only served it.
+    /// Removes an event, and with it each recomputation of that point that only served it.
     pub fn remove(&mut self, event: Event) -> bool {
         if !self.has(event) {
             return false;
@@ -213,7 +213,7 @@ impl<'a> State<'a> {
         true
     }
 
-    /// Does nobody read what this recomputation makes?
+    /// Is what this recomputation makes never read?
     pub fn is_dead(&self, event: Event) -> bool {
         self.problem.ops[event.op].outputs.iter().all(|&tensor| {
             self.find(tensor, event.point).is_ok_and(|index| {
@@ -222,12 +222,12 @@ impl<'a> State<'a> {
         })
     }
 
-    /// Where the journal stands.
+    /// The present position in the journal.
     pub fn mark(&self) -> Mark {
         Mark(self.journal.len())
     }
 
-    /// Takes back everything since `mark`.
+    /// Undoes everything since `mark`.
     pub fn undo_to(&mut self, mark: Mark) {
         while self.journal.len() > mark.0 {
             match self.journal.pop() {
@@ -238,7 +238,7 @@ impl<'a> State<'a> {
         }
     }
 
-    /// What was done stays done.
+    /// Makes what was done permanent.
     pub fn commit(&mut self) {
         self.journal.clear();
     }
@@ -252,7 +252,7 @@ impl<'a> State<'a> {
         events
     }
 
-    /// Exactly these events, sorted.
+    /// Sets exactly these events, which are sorted.
     pub fn set(&mut self, events: &[Event]) {
         for &event in self.events().iter().rev() {
             if events.binary_search(&event).is_err() {
@@ -269,8 +269,8 @@ impl<'a> State<'a> {
     }
 
     /// Could the plan fit without the event? A cheap necessary condition: its outputs would be held
-    /// since their last access, and at most the inputs that are read only here would go. Cascades
-    /// are not followed: the answer is yes.
+    /// since their last access, and at most the inputs that are read only here would be freed.
+    /// Cascades are not followed; the answer is then yes.
     pub fn removal_may_fit(&self, event: Event, budget: ByteCount) -> bool {
         let op = &self.problem.ops[event.op];
         let mut let_go = ByteCount::ZERO;

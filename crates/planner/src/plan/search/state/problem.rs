@@ -47,18 +47,18 @@ pub struct Op {
     pub inputs: Vec<TensorId>,
     /// Tensors that it makes.
     pub outputs: Vec<TensorId>,
-    /// Inputs whose memory its first output may take over where they die, the preferred first.
+    /// Inputs whose memory its first output may take over if they die there, the preferred first.
     pub takes_over: Vec<TensorId>,
     /// Bytes of that output.
     pub taken: ByteCount,
-    /// Most bytes that this output can have in common with an input, be their storages of different
-    /// sizes.
+    /// Most bytes that this output can have in common with an input, even if their storages differ
+    /// in size.
     pub shared: ByteCount,
     /// Bytes of outputs that outlive the step: there from the first run on, a transient copy in a
     /// recomputation.
     pub kept: ByteCount,
     /// It has outputs that outlive the step, or writes in place, or draws from the running
-    /// generator, or lets go of a batch that nobody reads: its first run cannot be left out.
+    /// generator, or frees a batch that no operator reads: its first run cannot be left out.
     pub anchored: bool,
     /// It may run again up to this point, whose first run ends a version that it reads. 0 = never.
     pub until: u32,
@@ -67,7 +67,7 @@ pub struct Op {
     /// It belongs to the forward pass.
     pub forward: bool,
     /// Operators that must have run before, in any schedule: makers of what it reads, readers of
-    /// versions that it ends for good, and who draws from the running generator before it.
+    /// versions that it ends for good, and the last to draw from the running generator before it.
     pub after: Vec<OpId>,
     /// Readers of other versions that it ends. They run before, unless a schedule made a second
     /// copy for them, which no plan does.
@@ -79,9 +79,9 @@ pub struct Op {
 pub struct Tensor {
     /// Its size.
     pub bytes: ByteCount,
-    /// Who makes it.
+    /// The operator that makes it.
     pub producer: OpId,
-    /// Who reads it, in order.
+    /// The operators that read it, in order.
     pub readers: Vec<OpId>,
 }
 
@@ -92,9 +92,9 @@ pub struct Problem {
     pub ops: PrimaryMap<OpId, Op>,
     /// The tensors.
     pub tensors: PrimaryMap<TensorId, Tensor>,
-    /// Bytes there at each point whatever the plan.
+    /// Bytes held at each point whatever the plan.
     pub base: Vec<ByteCount>,
-    /// Bytes there before anything runs that never leave.
+    /// Bytes held before anything runs that are never freed.
     pub resting: ByteCount,
     /// Time of all first runs.
     pub total: Picoseconds,
@@ -188,7 +188,7 @@ impl Problem {
             let until = &mut ops[reader].until;
             *until = (*until).min(writer.as_u32());
         }
-        // A batch that nothing reads is there until the first operator has run, which therefore
+        // A batch that no operator reads is held until the first operator has run, which therefore
         // stays the first.
         let unread = tensors
             .values()
@@ -202,7 +202,7 @@ impl Problem {
         Problem { ops, tensors, base, resting, total }
     }
 
-    /// How many points there are.
+    /// The number of points.
     pub fn len(&self) -> usize {
         self.ops.len()
     }
@@ -217,7 +217,7 @@ impl Problem {
     }
 }
 
-/// Finds the inputs whose memory the first output of a node may take over. Plans do that only where
+/// Finds the inputs whose memory the first output of a node may take over. Plans do that only if
 /// both storages have one size; a schedule may do it wherever the operator allows it, in a buffer
 /// as large as the larger one.
 fn takes_over(
@@ -244,22 +244,22 @@ fn takes_over(
     }
 }
 
-/// Who touched each storage so far.
+/// The operators that touched each storage so far.
 #[derive(Default)]
 struct Accesses {
-    /// Who made the current version.
+    /// The maker of the current version.
     last_write: SecondaryMap<StorageId, Option<OpId>>,
-    /// Who read it since.
+    /// The operators that read it since.
     readers: SecondaryMap<StorageId, Vec<OpId>>,
     /// A reader of a version, and the operator that overwrites that version.
     ended: Vec<(OpId, OpId)>,
-    /// Who drew last from the running generator.
+    /// The last to draw from the running generator.
     drew: Option<OpId>,
 }
 
 impl Accesses {
-    /// The operators that `id` must follow in every schedule, and those that it must follow besides
-    /// in plans.
+    /// The operators that `id` must follow in every schedule, and those that it must also follow in
+    /// plans.
     fn predecessors(&mut self, graph: &Graph, node: NodeId, id: OpId) -> (Vec<OpId>, Vec<OpId>) {
         let (mut after, mut behind) = (Vec::new(), Vec::new());
         for &storage in graph.reads(node) {
@@ -271,8 +271,8 @@ impl Accesses {
         for &storage in graph.mutated(node) {
             let readers = std::mem::take(&mut self.readers[storage]);
             self.ended.extend(readers.iter().map(|&reader| (reader, id)));
-            // What a placeholder brought is there once; anything else can be made again, and read
-            // where it lies then.
+            // What a placeholder brought exists once; anything else can be made again, and read at
+            // its new place.
             let is_unique = graph.producer(storage).is_some_and(|maker| !graph.runs(maker));
             if is_unique { after.extend(readers) } else { behind.extend(readers) }
         }

@@ -1,6 +1,6 @@
 //! Between events and sequences of runs. Invariant: a sequence has every operator's first run,
-//! closed over what it reads; runs that nobody reads are left out, and the order of first runs that
-//! remains can be planned anew.
+//! closed over what it reads; runs that no other run reads are left out, and the order of first
+//! runs that remains can be planned again.
 
 use cranelift_entity::SecondaryMap;
 
@@ -9,7 +9,7 @@ use crate::plan::Instance;
 use crate::plan::search::state::Event;
 use crate::plan::search::state::problem::{OpId, Problem, TensorId};
 
-/// The runs that events stand for, without those that nothing reads before the same operator runs
+/// The runs that events stand for, without those that no run reads before the same operator runs
 /// again.
 fn needed(problem: &Problem, events: &[Event]) -> Vec<OpId> {
     let mut all: Vec<OpId> = Vec::with_capacity(problem.len() + events.len());
@@ -56,8 +56,8 @@ pub fn sequence(problem: &Problem, events: &[Event]) -> Vec<NodeId> {
 
 /// A sequence of runs as a problem over its own order of first runs, and the events that make it.
 ///
-/// A run that stands between two first runs belongs to the point of the second; runs behind the
-/// last are dropped.
+/// A run that stands between two first runs belongs to the point of the second; runs after the last
+/// are dropped.
 pub fn rebase(instance: Instance<'_>, runs: &[NodeId]) -> (Problem, Vec<Event>) {
     let nodes = instance.graph.nodes().len();
     let mut place: SecondaryMap<NodeId, u32> = SecondaryMap::with_capacity(nodes);

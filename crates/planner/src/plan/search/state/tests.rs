@@ -1,6 +1,6 @@
-//! The state against the simulation, on random walks over small random graphs. Invariant: whatever
-//! is toggled, the state never promises less than what the plan really peaks at, and taking it back
-//! leaves no trace.
+//! The state compared with the simulation, on random walks over small random graphs. Invariant:
+//! whatever is toggled, the state never promises less than what the plan really peaks at, and
+//! undoing it leaves no trace.
 
 use fastrand::Rng;
 
@@ -18,8 +18,8 @@ use crate::tensor::{Argument, DType};
 use crate::units::{Bytes, Seconds};
 
 /// Up to `most` nodes with one to three outputs each: element-wise ones that may take over their
-/// input, views, writes in place, outputs of the step, workspaces, a batch of which nobody may read
-/// a part.
+/// input, views, writes in place, outputs of the step, workspaces, a batch of which a part may be
+/// unread.
 fn graph(random: &mut Rng, most: usize) -> Graph {
     let mut builder = GraphBuilder::new("walk");
     let mut values: Vec<(ValueId, ValueSpec)> = Vec::new();
@@ -88,7 +88,7 @@ fn cost(profile: &Profile, runs: &[NodeId]) -> Picoseconds {
     runs.iter().map(|&node| Picoseconds::round_down(profile.seconds[node])).sum()
 }
 
-/// The run of an operator that nothing reads before the same operator runs again, or before the
+/// Whether there is a run that no other reads before the same operator runs again, or before the
 /// step ends.
 fn has_dead_run(problem: &Problem, state: &State) -> bool {
     let dead_event = state.events().into_iter().any(|event| state.is_dead(event));
@@ -105,22 +105,22 @@ fn has_dead_run(problem: &Problem, state: &State) -> bool {
     dead_event || dead_first
 }
 
-/// How often what happened.
+/// Numbers of occurrences.
 #[derive(Debug, Default)]
 struct Tally {
     states: usize,
     /// No run is dead, so everything is exact.
     exact: usize,
-    /// Planned anew, recomputations change places.
+    /// Planned again, recomputations change places.
     changed: usize,
-    /// Of those, where that makes one of them needless.
+    /// Of those, states in which that makes one of them needless.
     cheaper: usize,
-    /// Of those, where that raises the peak.
+    /// Of those, states in which that raises the peak.
     higher: usize,
 }
 
-/// Everything that the state says about its events, held to the simulation of the runs that they
-/// stand for.
+/// Compares everything that the state says about its events with the simulation of the runs that
+/// they stand for.
 fn is_true(graph: &Graph, profile: &Profile, state: &mut State, tally: &mut Tally) {
     let problem = state.problem;
     let runs = sequence(problem, &state.events());
@@ -146,9 +146,9 @@ fn is_true(graph: &Graph, profile: &Profile, state: &mut State, tally: &mut Tall
         (fresh.peak(), fresh.extra(), fresh.events(), fresh.len()),
         (state.peak(), state.extra(), state.events(), state.len())
     );
-    // The order that the runs really have, planned anew, gives the same runs, or cheaper ones:
+    // The order that the runs really have, planned again, gives the same runs, or cheaper ones:
     // recomputations between two first runs come in the new order of first runs, each once, so that
-    // an earlier one may be of no use any more.
+    // an earlier one may become useless.
     let (own, events) = rebase(Instance::new(graph, profile, &runs), &runs);
     let mut rebased = State::new(&own);
     rebased.set(&events);
