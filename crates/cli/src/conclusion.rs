@@ -2,16 +2,16 @@
 //! and an exit code of its own.
 
 use serde_json::Value;
+use tightfit::exit::Exit;
 
-use crate::exit;
-use crate::exit_code::{self, ExitCode};
-use crate::failure::{self, message};
+use crate::exit_code::ExitCode;
+use crate::failure::Result;
+use crate::failure::{self, Failure};
 use crate::output::Unprinted;
-use crate::train::LossNotFinite;
 use crate::{interrupt, output};
 
 /// Says why it failed, if it did, and returns its exit code; as JSON too, if that is requested.
-pub fn conclude(result: anyhow::Result<ExitCode>, json: bool) -> ExitCode {
+pub fn conclude(result: Result<ExitCode>, json: bool) -> ExitCode {
     // What is still buffered may fail to be written, too.
     match result.and_then(|code| Ok(output::flush().map(|()| code)?)) {
         Ok(code) => code,
@@ -24,17 +24,17 @@ pub fn conclude(result: anyhow::Result<ExitCode>, json: bool) -> ExitCode {
 
 /// Says why a verb failed, and returns its exit code. If there is `more`, the failure is printed as
 /// JSON too, with the members of `more`.
-pub fn refuse(error: &anyhow::Error, more: Option<Value>) -> ExitCode {
-    let (mut code, mut said) = (ExitCode::from(exit::code(error)), message(error));
-    let is_interrupted = exit::code(error) == exit_code::NOT_FOUND && interrupt::raised();
+pub fn refuse(error: &Failure, more: Option<Value>) -> ExitCode {
+    let (mut code, mut said) = (ExitCode::from(error.exit()), error.to_string());
+    let is_interrupted = error.exit() == Exit::NotFound && interrupt::raised();
     if is_interrupted {
         code = interrupt::code();
         said = format!("interrupted before a plan was found; {said}");
     }
-    let unprinted = error.chain().next().and_then(|error| error.downcast_ref::<Unprinted>());
+    let unprinted = error.bare::<Unprinted>();
     // A run that ended at a loss that is not finite has said so in its answer.
     if unprinted.is_none()
-        && !error.is::<LossNotFinite>()
+        && error.exit() != Exit::NotFinite
         && let Some(more) = more
     {
         let mut document = failure::document(code, &said);
@@ -42,7 +42,9 @@ pub fn refuse(error: &anyhow::Error, more: Option<Value>) -> ExitCode {
             if is_interrupted {
                 document.insert("interrupted".to_string(), Value::Bool(true));
             }
-            document.extend(failure::refusal(error).unwrap_or_default());
+            document.extend(
+                error.refusal().map(|refusal| failure::members(&refusal)).unwrap_or_default(),
+            );
             document.extend(more.as_object().cloned().unwrap_or_default());
         }
         // Standard error gets the same message.

@@ -10,6 +10,7 @@ use tightfit::units::{Bytes, Seconds};
 use tightfit::{FitError, Fitted, Goal, Request};
 use tightfit_report::FrontierPoint;
 
+use crate::failure::Result;
 use crate::figures::Figures;
 
 /// One budget.
@@ -76,7 +77,7 @@ pub fn frontier(
     unplanned: &Fitted,
     search: Search<'_>,
     points: u32,
-) -> anyhow::Result<Vec<Point>> {
+) -> Result<Vec<Point>> {
     let reserve = tightfit_engine::reserve(graph, machine);
     let request = Request {
         goal: Goal::Smallest,

@@ -6,7 +6,6 @@ use std::fs::File;
 use std::iter;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use serde::Deserialize;
@@ -22,12 +21,13 @@ use tightfit::timeline::Timeline;
 use tightfit_engine::step::{self, read_graph};
 use tightfit_engine::{Dataset, Step};
 
+use crate::failure::{Context, Result};
 use crate::tier::{self, Folder};
 use crate::values::{HasTimes, MOST_THREADS, NoDataSheet, efficiency};
 use crate::{calls, places, processor};
 
 /// The training graph of a step's folder, or the graph of a file; `true` for a step.
-pub fn graph(path: &Path) -> anyhow::Result<(Graph, bool)> {
+pub fn graph(path: &Path) -> Result<(Graph, bool)> {
     if path.is_dir() {
         Ok((Step::open(path)?.training, true))
     } else {
@@ -36,12 +36,12 @@ pub fn graph(path: &Path) -> anyhow::Result<(Graph, bool)> {
 }
 
 /// The files of a step's folder, or a graph's own.
-pub fn files(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
+pub fn files(path: &Path) -> Result<Vec<PathBuf>> {
     Ok(if path.is_dir() { Step::open(path)?.files } else { vec![path.to_path_buf()] })
 }
 
 /// The same, and the file of a plan for it.
-pub fn files_with(path: &Path, plan: Option<&Path>) -> anyhow::Result<Vec<PathBuf>> {
+pub fn files_with(path: &Path, plan: Option<&Path>) -> Result<Vec<PathBuf>> {
     let mut files = files(path)?;
     files.extend(plan.map(Path::to_path_buf));
     Ok(files)
@@ -64,7 +64,7 @@ pub struct Statistics {
 
 /// Statistics of a model's modules: from a file that holds them, or of a graph or a step on a
 /// machine. Files are told apart by what is in them.
-pub fn modules(path: &Path, on: &OnMachine) -> anyhow::Result<Statistics> {
+pub fn modules(path: &Path, on: &OnMachine) -> Result<Statistics> {
     if !path.is_dir() {
         let file = || path.display().to_string();
         match bytes(path, MOST_STATISTICS, "a file of statistics") {
@@ -100,7 +100,7 @@ impl Statistics {
     }
 
     /// Parses statistics from a text.
-    pub fn read(text: Vec<u8>) -> anyhow::Result<Statistics> {
+    pub fn read(text: Vec<u8>) -> Result<Statistics> {
         let info = ModuleInfo::from_json(&text)?;
         Ok(Statistics { info, text, machine: None })
     }
@@ -111,7 +111,7 @@ impl Statistics {
     }
 
     /// The statistics of a graph on a machine.
-    pub fn of(graph: &Graph, machine: Machine) -> anyhow::Result<Statistics> {
+    pub fn of(graph: &Graph, machine: Machine) -> Result<Statistics> {
         let profile = profile(graph, &machine).without_reuse();
         let info = measure(graph, &profile)?;
         Ok(Statistics { info, text: Vec::new(), machine: Some(machine.name) })
@@ -170,7 +170,7 @@ impl OnMachine {
     }
 
     /// The machine with the given name; without a name the processor for steps, an A100 for graphs.
-    pub fn machine(&self, is_step: bool) -> anyhow::Result<Machine> {
+    pub fn machine(&self, is_step: bool) -> Result<Machine> {
         let machine = match self.machine.as_deref() {
             Some("cpu") => processor::machine(self.threads),
             None if is_step => processor::machine(self.threads),
@@ -196,7 +196,7 @@ impl OnTiers {
     }
 
     /// The machine, with the tier below it if there is one.
-    pub fn machine(&self, is_step: bool) -> anyhow::Result<Machine> {
+    pub fn machine(&self, is_step: bool) -> Result<Machine> {
         let mut machine = self.on.machine(is_step)?;
         match &self.tier {
             None => Ok(machine),
@@ -215,7 +215,7 @@ pub fn profile(graph: &Graph, machine: &Machine) -> Profile {
 }
 
 /// The plan of a file, for `graph`.
-pub fn plan(path: &Path, graph: &Graph) -> anyhow::Result<Schedule> {
+pub fn plan(path: &Path, graph: &Graph) -> Result<Schedule> {
     let file = || path.display().to_string();
     let text = bytes(path, MOST_PLAN, "a plan").with_context(file)?;
     schedule::read(graph, &text).with_context(file)
@@ -227,7 +227,7 @@ pub fn checked(
     profile: &Profile,
     machine: &Machine,
     schedule: &Schedule,
-) -> anyhow::Result<Timeline> {
+) -> Result<Timeline> {
     let checked = tightfit::check::check(graph, profile, schedule, schedule.budget);
     checked.with_context(|| made_for_another(machine))
 }
@@ -255,7 +255,7 @@ pub fn note_repeated_rows(data: &Dataset, step: &Step) {
 }
 
 /// Refuses data that the step's graphs do not take.
-pub fn suits(data: &Dataset, step: &Step) -> anyhow::Result<()> {
+pub fn suits(data: &Dataset, step: &Step) -> Result<()> {
     for graph in [Some(&step.training), step.evaluation.as_ref()].into_iter().flatten() {
         if let (Some((_, input)), Some((_, target))) =
             (step::input(graph, "input"), step::input(graph, "target"))

@@ -9,6 +9,8 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 #[macro_use]
+pub mod exit_code;
+#[macro_use]
 pub mod output;
 
 pub mod accumulation;
@@ -17,9 +19,7 @@ mod bench;
 pub mod calls;
 mod conclusion;
 pub mod effort;
-pub mod exit;
-pub mod exit_code;
-mod failure;
+pub mod failure;
 pub mod figures;
 pub mod frontier;
 pub mod input;
@@ -43,10 +43,11 @@ pub mod verbs;
 use std::ffi::OsString;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use tightfit::exit::Exit;
 use tightfit_engine::process;
 
 use crate::exit_code::ExitCode;
-pub use crate::failure::message;
+use crate::failure::Result;
 use crate::output::Unprinted;
 use crate::style::Color;
 use crate::verbs::{
@@ -64,7 +65,7 @@ const BEHIND_OTHERS: usize = 900;
     term_width = 80,
     about = "Train in the memory you have: plan a training step under a budget in bytes, prove \
         that it fits, run it.",
-    after_help = exit::HELP
+    after_help = exit_code::HELP
 )]
 struct Cli {
     #[command(subcommand)]
@@ -126,21 +127,21 @@ fn command() -> clap::Command {
 }
 
 /// Prints help, or why the arguments make no sense.
-fn show(refused: &clap::Error, json: bool) -> anyhow::Result<ExitCode> {
+fn show(refused: &clap::Error, json: bool) -> Result<ExitCode> {
     if json && refused.use_stderr() {
         let said = refused.to_string();
         // After an empty line, clap says how to use the program.
         let said = said.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
-        say!("{}", failure::document(ExitCode::from(exit_code::USAGE), said))?;
+        say!("{}", failure::document(ExitCode::from(Exit::Usage), said))?;
     }
     match refused.print() {
         Err(error) if !refused.use_stderr() => Err(Unprinted::from(error).into()),
         // There is no one left to tell that standard error failed.
-        _ => Ok(ExitCode::from(u8::try_from(refused.exit_code()).unwrap_or(exit_code::USAGE))),
+        _ => Ok(ExitCode::from(u8::try_from(refused.exit_code()).unwrap_or(Exit::Usage as u8))),
     }
 }
 
-fn dispatch(verb: Verb) -> anyhow::Result<ExitCode> {
+fn dispatch(verb: Verb) -> Result<ExitCode> {
     match verb {
         Verb::Train(arguments) => train::train(&arguments),
         Verb::Plan(arguments) => plan::plan(&arguments),

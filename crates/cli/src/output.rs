@@ -6,13 +6,13 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use anyhow::Context;
 use serde_json::{Value, json};
 use textwrap::{Options, WordSplitter, fill};
 use thiserror::Error;
 use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::file;
 
+use crate::failure::{Context, Result};
 use crate::shown::shown;
 use crate::style;
 
@@ -192,7 +192,7 @@ pub fn open_streams() {
 }
 
 /// Writes a whole file, as [`file::write`] does it, or to standard output if its name is `-`.
-pub fn write_whole(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     if path.as_os_str() == STANDARD_OUTPUT {
         IS_TAKEN.store(true, Ordering::Relaxed);
         let mut output = io::stdout().lock();
@@ -211,12 +211,7 @@ pub struct Written<'a> {
 
 impl<'a> Written<'a> {
     /// Writes one; `what` describes it.
-    pub fn write(
-        &mut self,
-        path: &'a Path,
-        bytes: &[u8],
-        what: &'static str,
-    ) -> anyhow::Result<()> {
+    pub fn write(&mut self, path: &'a Path, bytes: &[u8], what: &'static str) -> Result<()> {
         write_whole(path, bytes)?;
         if path.as_os_str() != STANDARD_OUTPUT {
             self.files.push((path, Bytes(bytes.len() as u64), what));
@@ -234,7 +229,7 @@ impl<'a> Written<'a> {
 
 /// Refuses a place that cannot be written to, before minutes are spent on what is to be written
 /// there. If it is standard output, nothing else is printed there from now on.
-pub fn writable(path: &Path) -> anyhow::Result<()> {
+pub fn writable(path: &Path) -> Result<()> {
     if path.as_os_str() == STANDARD_OUTPUT {
         IS_TAKEN.store(true, Ordering::Relaxed);
         return Ok(());
@@ -271,3 +266,5 @@ pub fn decimal(number: f64, usual: usize) -> String {
     let decimals = usual.max((2.0 - number.abs().log10().floor()) as usize);
     format!("{number:.decimals$}")
 }
+
+coded!(File: Unprinted);

@@ -77,6 +77,8 @@ fn file(path: &Path) -> Option<PathBuf> {
     }
 }
 
+coded!(Usage: Replaced);
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,6 +2,7 @@
 //! Invariant: a share is one of the baseline peak, that of one device without checkpointing and
 //! without sharding.
 
+use crate::failure::Result;
 use clap::Args;
 use tightfit::analysis::modules::{ModuleIndex, ModuleInfo};
 use tightfit::plan::SolverLimits;
@@ -81,7 +82,7 @@ pub fn within<P>(
     budget: Budget,
     (limits, clock): (SolverLimits, Clock<'_>),
     plan: impl Fn(Bytes, SolverLimits) -> Result<P, ModulePlanError>,
-) -> anyhow::Result<(Bytes, P)> {
+) -> Result<(Bytes, P)> {
     let start = clock();
     // Plans in a share of the time that is left.
     let plan = |budget, share: f64| {

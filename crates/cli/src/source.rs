@@ -7,6 +7,7 @@ use std::process::Command;
 use clap::Args;
 use tightfit_engine::{Dataset, Step};
 
+use crate::failure::Result;
 use crate::values::Outside;
 
 /// Where a run's batches come from, as it is given on the command line.
@@ -23,7 +24,7 @@ pub struct Source {
 
 impl Source {
     /// The data of a step, or the file given in their place.
-    pub fn open(&self, step: &Step) -> anyhow::Result<Dataset> {
+    pub fn open(&self, step: &Step) -> Result<Dataset> {
         let data = self.data.as_deref();
         match step.outside(data).filter(|_| !self.allow_outside) {
             Some(file) => Err(Outside { step: step.folder.clone(), file }.into()),

@@ -322,3 +322,5 @@ impl Table {
         widths
     }
 }
+
+coded!(Usage: UnknownColumn);

@@ -8,6 +8,7 @@ use tightfit::machine::{Machine, MachineError};
 use tightfit::units::Bytes;
 use tightfit_engine::{TierError, tier};
 
+use crate::failure::Result;
 use crate::values::{NotASize, size};
 
 /// Why a text does not denote a tier.
@@ -59,7 +60,7 @@ impl Folder {
 }
 
 /// A machine with the preset of a tier below it.
-pub fn preset(machine: Machine, text: &str) -> anyhow::Result<Machine> {
+pub fn preset(machine: Machine, text: &str) -> Result<Machine> {
     let (name, size) = parts(text)?;
     let with_tier: Result<Machine, MachineError> = machine.with_tier(name, size);
     Ok(with_tier?)
@@ -72,3 +73,5 @@ fn parts(text: &str) -> Result<(&str, Option<Bytes>), NotASize> {
         Some(_) | None => Ok((text, None)),
     }
 }
+
+coded!(Usage: NotATier);

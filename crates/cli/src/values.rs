@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use thiserror::Error;
+use tightfit::exit::{Coded, Exit, Refusal};
 use tightfit::id::RankId;
 use tightfit::plan::Infeasible;
 use tightfit::units::{Bytes, Seconds};
@@ -299,6 +300,47 @@ pub fn points(text: &str) -> Result<u32, String> {
     match text {
         "0" => Ok(0),
         _ => frontier(text).map_err(|advice| format!("{advice}; 0 leaves it out")),
+    }
+}
+
+coded!(
+    Usage: UnknownModule,
+    NoDataSheet,
+    HasTimes,
+    OtherStages,
+    NoVariants,
+    NoPoints,
+    Outside,
+    NotASize
+);
+
+impl Coded for BelowReserve {
+    fn exit(&self) -> Exit {
+        Exit::Infeasible
+    }
+
+    fn refusal(&self) -> Option<Refusal> {
+        Some(Refusal::of(self.budget, true))
+    }
+}
+
+impl Coded for NoStages {
+    fn exit(&self) -> Exit {
+        Exit::NotFound
+    }
+
+    fn refusal(&self) -> Option<Refusal> {
+        Some(Refusal::of(self.budget, false))
+    }
+}
+
+impl Coded for NoRanks {
+    fn exit(&self) -> Exit {
+        Exit::NotFound
+    }
+
+    fn refusal(&self) -> Option<Refusal> {
+        Some(Refusal::of(self.budget, false))
     }
 }
 

@@ -169,7 +169,7 @@ fn what_does_not_go_together_is_refused() {
         ("--budget 50% --tier FOLDER --placement host --trace FOLDER/t", 2, "--trace needs a plan"),
         ("--budget 50% --tier FOLDER:1MiB --placement auto", 4, "has no room for that"),
         ("--budget 50% --tier FOLDER/none --placement auto", 4, "no tier can be made in"),
-        ("--budget 50% --tier FOLDER --placement device", 3, "where nothing is evicted, "),
+        ("--budget 50% --tier FOLDER --placement device", 3, "if nothing is evicted, "),
         ("--budget 1% --tier FOLDER --placement auto", 3, "there is no room in a budget of"),
         ("--budget 1% --tier FOLDER --placement host", 3, "while the run goes on: the process"),
         ("--budget 1MiB --tier FOLDER --placement host", 3, "while the run goes on: the process"),

@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use thiserror::Error;
 use tightfit::Fitted;
+use tightfit::exit::{Coded, Exit};
 use tightfit::units::Bytes;
 
 use crate::reserve::Reserve;
@@ -47,6 +48,12 @@ pub enum BudgetError {
         /// This machine's physical memory.
         memory: Bytes,
     },
+}
+
+impl Coded for BudgetError {
+    fn exit(&self) -> Exit {
+        Exit::Budget
+    }
 }
 
 impl Budget {

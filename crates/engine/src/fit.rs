@@ -9,6 +9,7 @@ pub use placed::{PlacementError, fit_placed};
 use thiserror::Error;
 use tightfit::check::{Checked, Violation};
 use tightfit::effort::Effort;
+use tightfit::exit::{Coded, Exit, Refusal};
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::plan::{Infeasible, LiveTensor, PlanError, Planner, Prediction};
@@ -58,6 +59,25 @@ pub enum FittingError {
     /// There is no region for tensors that are placed at run time.
     #[error(transparent)]
     Placement(#[from] PlacementError),
+}
+
+impl Coded for FittingError {
+    fn exit(&self) -> Exit {
+        match self {
+            FittingError::Budget(error) => error.exit(),
+            FittingError::Fit(error) => error.exit(),
+            FittingError::Unplanned(error) => error.exit(),
+            FittingError::Placement(error) => error.exit(),
+        }
+    }
+
+    fn refusal(&self) -> Option<Refusal> {
+        match self {
+            FittingError::Fit(error) => error.refusal(),
+            FittingError::Placement(error) => error.refusal(),
+            FittingError::Budget(_) | FittingError::Unplanned(_) => None,
+        }
+    }
 }
 
 /// A graph fitted into a budget.

@@ -20,6 +20,7 @@ use thiserror::Error;
 
 use crate::check::{Checked, Violation};
 use crate::effort::{Effort, Meter};
+use crate::exit::{Coded, Exit, Refusal};
 use crate::fit::rule::Rule;
 use crate::fit::slab::{Laid, Slab};
 use crate::graph::Graph;
@@ -102,6 +103,22 @@ pub enum FitError {
     /// The checker refused a schedule: a bug of this crate, reported instead of executed.
     #[error("the schedule that was made is wrong and was not executed; please report this: {0}")]
     Violation(#[from] Violation),
+}
+
+impl Coded for FitError {
+    fn exit(&self) -> Exit {
+        match self {
+            FitError::Plan(error) => error.exit(),
+            FitError::Violation(error) => error.exit(),
+        }
+    }
+
+    fn refusal(&self) -> Option<Refusal> {
+        match self {
+            FitError::Plan(error) => error.refusal(),
+            FitError::Violation(_) => None,
+        }
+    }
 }
 
 impl FitError {

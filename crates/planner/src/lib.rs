@@ -170,6 +170,7 @@ pub mod analysis;
 mod aside;
 pub mod check;
 pub mod effort;
+pub mod exit;
 mod fit;
 pub mod goal;
 pub mod graph;

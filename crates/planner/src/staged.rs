@@ -11,6 +11,7 @@ use cranelift_entity::PrimaryMap;
 use thiserror::Error;
 
 use crate::effort::Effort;
+use crate::exit::{Coded, Exit};
 use crate::fit::{BudgetedPlanner, FitError, Fitted};
 use crate::graph::{Graph, Phase};
 use crate::id::{NodeId, RankId};
@@ -121,6 +122,17 @@ pub enum TensorPlanningError {
         /// The name of the order.
         schedule: String,
     },
+}
+
+impl Coded for TensorPlanningError {
+    fn exit(&self) -> Exit {
+        match self {
+            TensorPlanningError::Pipeline(error) => error.exit(),
+            TensorPlanningError::Rank { error, .. } => error.exit(),
+            TensorPlanningError::TooLittle { .. } => Exit::NotFound,
+            TensorPlanningError::Stuck { .. } => Exit::Other,
+        }
+    }
 }
 
 impl TensorPlanning<'_> {

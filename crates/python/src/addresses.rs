@@ -3,6 +3,7 @@
 //! Python objects are created.
 
 use std::sync::Arc;
+use tightfit_cli::failure::{Failure, Result};
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -84,7 +85,7 @@ pub fn lay_out(py: Python<'_>, first: &Trace, second: &Trace) -> PyResult<Option
                 let bytes = Bytes(u64::try_from(size.0)?);
                 Ok(Lifetime { first: u32::try_from(first)?, last: u32::try_from(last)?, bytes })
             })
-            .collect::<anyhow::Result<Vec<Lifetime>>>()?;
+            .collect::<Result<Vec<Lifetime>>>()?;
         let fixed = vec![None; lifetimes.len()];
         let goal = Goal::Smallest;
         let shelf = Shelf {
@@ -100,9 +101,10 @@ pub fn lay_out(py: Python<'_>, first: &Trace, second: &Trace) -> PyResult<Option
             .addresses
             .iter()
             .map(|&address| Ok(Offset(usize::try_from(address)?)))
-            .collect::<anyhow::Result<Vec<Offset>>>()?;
+            .collect::<Result<Vec<Offset>>>()?;
         let slab = Size(usize::try_from(packing.end.0)?);
-        let placement = tightfit_replay::Placement::checked(settled, &offsets, slab)?;
+        let placement =
+            tightfit_replay::Placement::checked(settled, &offsets, slab).map_err(Failure::other)?;
         Ok(Some(Placement(Arc::new(placement))))
     })
 }

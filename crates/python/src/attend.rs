@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
+use tightfit_cli::failure::Result;
 
 use pyo3::prelude::*;
 use tightfit::units::Seconds;
@@ -41,7 +42,7 @@ impl Stop {
 /// poll them: so this thread polls.
 pub fn attended<T: Send>(
     py: Python<'_>,
-    work: impl FnOnce(&Stop) -> anyhow::Result<T> + Send,
+    work: impl FnOnce(&Stop) -> Result<T> + Send,
 ) -> PyResult<T> {
     let stop = Stop { start: Instant::now(), raised: AtomicBool::new(false) };
     let (raised, result) = py.detach(|| {

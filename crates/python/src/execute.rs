@@ -2,8 +2,8 @@
 //! is the engine's own compiler, given the step as captured; nothing is executed for it.
 
 use std::sync::Arc;
+use tightfit_cli::failure::Failure;
 
-use anyhow::Context;
 use pyo3::prelude::*;
 use rayon::ThreadPoolBuilder;
 use tightfit::machine::Machine;
@@ -24,7 +24,7 @@ pub fn obstacle(py: Python<'_>, graph: GivenGraph) -> PyResult<Option<Obstacle>>
         let graph = graph.read()?.graph;
         let profile = Profile::new(&graph, &Machine::unmeasured_cpu(1));
         let unplanned = tightfit::unplanned(&graph, &profile)?;
-        let pool = ThreadPoolBuilder::new().num_threads(1).build().context("a thread")?;
+        let pool = ThreadPoolBuilder::new().num_threads(1).build().map_err(Failure::other)?;
         let compiled = Executable::compile(&graph, unplanned.checked(), &Arc::new(pool));
         Ok(compiled.err().map(|error| described(&error)))
     })

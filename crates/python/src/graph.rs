@@ -7,6 +7,7 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use tightfit::graph::{self, Graph};
 use tightfit::machine::Machine;
+use tightfit_cli::failure::Result;
 use tightfit_cli::input::{self, OnMachine};
 
 use crate::attend::attended;
@@ -67,7 +68,7 @@ impl Subject {
 
 impl Subject {
     /// The machine that it is planned for.
-    pub fn machine(&self, on: &OnMachine) -> anyhow::Result<Machine> {
+    pub fn machine(&self, on: &OnMachine) -> Result<Machine> {
         on.machine(self.folder.is_some())
     }
 }
@@ -93,7 +94,7 @@ impl FromPyObject<'_, '_> for GivenGraph {
 
 impl GivenGraph {
     /// The graph.
-    pub fn read(self) -> anyhow::Result<Subject> {
+    pub fn read(self) -> Result<Subject> {
         let (graph, folder) = match self {
             GivenGraph::Read(subject) => return Ok(subject),
             GivenGraph::Unread(Document::Bytes(bytes)) => (graph::read(&bytes)?, None),

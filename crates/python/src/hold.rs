@@ -3,7 +3,6 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::Context;
 use pyo3::prelude::*;
 use serde_json::Value;
 use tightfit::analysis::{Motion, Move, Sequence, held};
@@ -14,6 +13,7 @@ use tightfit::plan::{self, rewrite};
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
 use tightfit::{Goal, Held, hold_moving};
+use tightfit_cli::failure::{Context, Result};
 use tightfit_cli::verbs::plan::swapped_json;
 
 use crate::attend::attended;
@@ -77,7 +77,7 @@ fn motion(motion: Motion) -> &'static str {
 }
 
 impl HeldStep {
-    fn of(graph: &Graph, profile: &Profile, held: &Held) -> anyhow::Result<HeldStep> {
+    fn of(graph: &Graph, profile: &Profile, held: &Held) -> Result<HeldStep> {
         let program = graph.compute_nodes();
         let unplanned = plan::simulate(graph, profile, &(&program).into());
         let rewritten = rewrite(graph, profile, held.sequence())?;
@@ -181,7 +181,7 @@ pub fn peak_with_moves(
             let before = runs.partition_point(|node| (node.as_u32() as usize) < *before) as u32;
             Ok(Move { before, storage, motion })
         });
-        let moves = moves.collect::<anyhow::Result<Vec<Move>>>()?;
+        let moves = moves.collect::<Result<Vec<Move>>>()?;
         Ok(held(&graph, &profile, &Sequence::with_moves(&runs, &moves)).peak.0)
     })
 }

@@ -8,6 +8,7 @@ use tightfit::plan::SolverLimits;
 use tightfit::plan::modules::{ShardTask, ShardVariant};
 use tightfit::units::{Bytes, Seconds};
 use tightfit_cli::accumulation::Accumulation;
+use tightfit_cli::failure::Result;
 use tightfit_cli::input::{self, OnMachine, Statistics};
 use tightfit_cli::values;
 use tightfit_cli::verbs::{
@@ -22,7 +23,7 @@ use crate::graph::GivenGraph;
 /// The most time that the solver takes if none is given: the program's own default.
 const DEADLINE: Seconds = Seconds(10.0);
 
-fn read(given: GivenGraph, on: &OnMachine) -> anyhow::Result<Statistics> {
+fn read(given: GivenGraph, on: &OnMachine) -> Result<Statistics> {
     match given {
         GivenGraph::Unread(Document::Path(path)) => input::modules(&path, on),
         GivenGraph::Unread(Document::Bytes(text)) if Statistics::stand_in(&text) => {

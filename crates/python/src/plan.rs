@@ -1,10 +1,10 @@
 //! Plans that Python gives. Invariant: whatever is given, it is read as the plan of one graph, so
 //! that no id of another graph is looked up in it.
 
-use anyhow::Context;
 use pyo3::prelude::*;
 use tightfit::graph::Graph;
 use tightfit::schedule::{self, Schedule};
+use tightfit_cli::failure::{Context, Result};
 use tightfit_cli::input;
 
 use crate::fit::Fitted;
@@ -31,7 +31,7 @@ impl FromPyObject<'_, '_> for GivenPlan {
 
 impl GivenPlan {
     /// The plan, for `graph`.
-    pub fn read(&self, graph: &Graph) -> anyhow::Result<Schedule> {
+    pub fn read(&self, graph: &Graph) -> Result<Schedule> {
         match self {
             GivenPlan::Fitted(fitted) => {
                 Ok(schedule::read(graph, fitted.get().document().as_bytes())?)

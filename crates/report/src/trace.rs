@@ -30,6 +30,7 @@ mod within;
 use serde::Deserialize;
 use serde_json::{Map, Value as Json, json};
 use thiserror::Error;
+use tightfit::exit::{Coded, Exit};
 use tightfit::graph::limits::{MOST_OF_AN_EVENT, MOST_TRACE};
 use tightfit::reading::{Bounded, Excess};
 use tightfit::timeline::TransferInTime;
@@ -194,6 +195,12 @@ pub enum TraceError {
         /// That call in the plan.
         planned: String,
     },
+}
+
+impl Coded for TraceError {
+    fn exit(&self) -> Exit {
+        Exit::Content
+    }
 }
 
 impl Trace {

@@ -2,6 +2,7 @@
 //! every time is the best of several runs, and every run analyzes from scratch.
 
 use crate::exit_code::ExitCode;
+use crate::failure::Result;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -36,7 +37,7 @@ pub struct Arguments {
 }
 
 /// Analyzes and prints.
-pub fn analyses(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub fn analyses(arguments: &Arguments) -> Result<ExitCode> {
     let mut paths = arguments.graphs.clone();
     if paths.is_empty() {
         let files =

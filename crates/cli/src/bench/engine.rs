@@ -5,11 +5,11 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, bail};
 use clap::Args;
 use serde_json::{Value, json};
 
 use crate::exit_code::ExitCode;
+use crate::failure::{Context, Failure, Result};
 use crate::{processor, program};
 
 /// Time training steps at several budgets, compared with PyTorch eager and PyTorch with per-block
@@ -52,7 +52,7 @@ struct Side {
 }
 
 /// Runs and prints.
-pub fn engine(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub fn engine(arguments: &Arguments) -> Result<ExitCode> {
     let threads = processor::threads(arguments.threads);
     processor::machine(Some(threads));
     let mut sides = sides(arguments, threads)?;
@@ -114,7 +114,7 @@ pub fn engine(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 
 const EAGER: &str = "PyTorch eager";
 
-fn sides(arguments: &Arguments, threads: u32) -> anyhow::Result<Vec<Side>> {
+fn sides(arguments: &Arguments, threads: u32) -> Result<Vec<Side>> {
     let side = |name: String, command| Side {
         name,
         command,
@@ -141,10 +141,10 @@ fn sides(arguments: &Arguments, threads: u32) -> anyhow::Result<Vec<Side>> {
     }
     if let Some(python) = &python {
         if !arguments.script.exists() {
-            bail!(
+            return Err(Failure::other(format_args!(
                 "{} does not exist; run from the repository's root or pass --script",
                 arguments.script.display()
-            );
+            )));
         }
         for (name, variant) in
             [(EAGER, "eager"), ("PyTorch, checkpointing each block", "checkpoint")]
@@ -166,11 +166,12 @@ fn sides(arguments: &Arguments, threads: u32) -> anyhow::Result<Vec<Side>> {
 
 /// Runs one side once and takes its figures from its JSON: lines with `seconds` from tightfit, one
 /// object from PyTorch.
-fn measure(side: &mut Side) -> anyhow::Result<()> {
+fn measure(side: &mut Side) -> Result<()> {
     let output =
         side.command.output().with_context(|| format!("{} could not be started", side.name))?;
     if !output.status.success() {
-        bail!("{} failed: {}", side.name, String::from_utf8_lossy(&output.stderr).trim());
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Err(Failure::other(format_args!("{} failed: {}", side.name, said.trim())));
     }
     let text = String::from_utf8_lossy(&output.stdout);
     let mut seconds: Vec<f64> = Vec::new();

@@ -3,9 +3,9 @@
 //! here and not taken on trust.
 
 use crate::exit_code::ExitCode;
+use crate::failure::{Context, Failure, Result};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, ensure};
 use clap::Args;
 use serde_json::{Value, json};
 use tightfit::Goal;
@@ -40,7 +40,7 @@ pub struct Arguments {
 }
 
 /// Packs and prints.
-pub fn layout(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub fn layout(arguments: &Arguments) -> Result<ExitCode> {
     let mut limits = arguments.limits;
     if limits.deadline.is_none() && limits.iterations.is_none() {
         limits.deadline = Some(DEADLINE);
@@ -65,10 +65,11 @@ pub fn layout(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             &search,
         );
         let seconds = effort::clock().0 - start.0;
-        ensure!(
-            is_disjoint(&lifetimes, &packing.addresses),
-            "{name}: buffers overlap; the packing is wrong"
-        );
+        if !is_disjoint(&lifetimes, &packing.addresses) {
+            return Err(Failure::other(format_args!(
+                "{name}: buffers overlap; the packing is wrong"
+            )));
+        }
         let fits = packing.end.0 <= arguments.capacity;
         let verdict = if fits { "yes" } else { "no" };
         rows.push(vec![
@@ -98,7 +99,7 @@ pub fn layout(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
+fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let read = || -> std::io::Result<Vec<PathBuf>> {
         std::fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path())).collect()
     };
@@ -108,13 +109,12 @@ fn files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-fn read(path: &Path) -> anyhow::Result<Vec<Lifetime>> {
+fn read(path: &Path) -> Result<Vec<Lifetime>> {
     let text = std::fs::read_to_string(path)?;
     let mut lines = text.lines();
-    ensure!(
-        lines.next() == Some("id,lower,upper,size"),
-        "the first line must be id,lower,upper,size"
-    );
+    if lines.next() != Some("id,lower,upper,size") {
+        return Err(Failure::other("the first line must be id,lower,upper,size"));
+    }
     lines
         .enumerate()
         .map(|(index, line)| {
@@ -123,11 +123,17 @@ fn read(path: &Path) -> anyhow::Result<Vec<Lifetime>> {
         .collect()
 }
 
-fn lifetime(line: &str) -> anyhow::Result<Lifetime> {
+fn lifetime(line: &str) -> Result<Lifetime> {
     let columns: Vec<&str> = line.split(',').collect();
-    let [_, lower, upper, size] = columns[..] else { anyhow::bail!("four columns are needed") };
-    let (first, end, bytes): (u32, u32, u64) = (lower.parse()?, upper.parse()?, size.parse()?);
-    ensure!(first < end, "the lifetime is empty");
+    let [_, lower, upper, size] = columns[..] else {
+        return Err(Failure::other("four columns are needed"));
+    };
+    let number = |text: &str| text.parse::<u64>().map_err(Failure::other);
+    let time = |text: &str| text.parse::<u32>().map_err(Failure::other);
+    let (first, end, bytes) = (time(lower)?, time(upper)?, number(size)?);
+    if first >= end {
+        return Err(Failure::other("the lifetime is empty"));
+    }
     Ok(Lifetime { first, last: end - 1, bytes: Bytes(bytes) })
 }
 

@@ -11,6 +11,7 @@ mod scale;
 mod stages;
 
 use crate::exit_code::ExitCode;
+use crate::failure::Result;
 
 use clap::{Args, Subcommand};
 
@@ -34,7 +35,7 @@ enum What {
 }
 
 /// Measures and prints.
-pub fn bench(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub fn bench(arguments: &Arguments) -> Result<ExitCode> {
     match &arguments.what {
         What::Engine(arguments) => engine::engine(arguments),
         What::Planner(arguments) => planner::planner(arguments),

@@ -2,9 +2,9 @@
 //! answered. Invariant: nothing is judged; an answer that was recorded stands next to ours.
 
 use crate::exit_code::ExitCode;
+use crate::failure::{Context, Result};
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
 use clap::Args;
 use serde_json::{Value, json};
 use tightfit::plan::SOLVER;
@@ -34,7 +34,7 @@ pub struct Arguments {
 }
 
 /// Plans and prints.
-pub fn modules(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub fn modules(arguments: &Arguments) -> Result<ExitCode> {
     let recorded = Path::new("corpus/cases/module_info");
     let mut paths = arguments.inputs.clone();
     if paths.is_empty() {
@@ -127,7 +127,7 @@ pub fn modules(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 /// Share, recomputation (absent: infeasible) and seconds, as recorded for one device and gap 0.
-fn answers(path: &Path, exist: bool) -> anyhow::Result<Vec<(f64, Option<f64>, f64)>> {
+fn answers(path: &Path, exist: bool) -> Result<Vec<(f64, Option<f64>, f64)>> {
     if !exist {
         return Ok(Vec::new());
     }

@@ -15,6 +15,7 @@ use tightfit::units::{Bytes, Seconds};
 use super::markdown::{known, table};
 use crate::effort::clock;
 use crate::exit_code::ExitCode;
+use crate::failure::Result;
 use crate::interrupt;
 use llama::LLAMA_405B;
 
@@ -58,7 +59,7 @@ fn published(gpus: u64) -> Option<f64> {
 }
 
 /// Plans and prints.
-pub fn scale(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub fn scale(arguments: &Arguments) -> Result<ExitCode> {
     let graph = LLAMA_405B.graph()?;
     let gpu = Machine::preset("h100-80gb")?;
     let peak = gpu.flops_16 * GROUP as f64;
@@ -137,7 +138,7 @@ pub fn scale(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 /// The orders that are compared, the published one first.
-fn orders(micro_batches: u32) -> anyhow::Result<Vec<(String, Rows)>> {
+fn orders(micro_batches: u32) -> Result<Vec<(String, Rows)>> {
     let mut orders = Vec::new();
     for chunks in [8, 4, 2] {
         let rows = interleaved(RANKS, micro_batches, chunks)?;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::{Value, json};
+use tightfit::exit::Exit;
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::pipeline::stages::{Devices, LayerCost, StagePlan, layer_costs, plan_stages, price};
@@ -18,7 +19,7 @@ use super::markdown::{known, table};
 use crate::accumulation::Accumulation;
 use crate::effort::{Search, clock};
 use crate::exit_code::ExitCode;
-use crate::values::NoRanks;
+use crate::failure::Result;
 use crate::verbs::stages::answer::{Answer, Found, Task, answer};
 use crate::{input, interrupt};
 
@@ -58,7 +59,7 @@ struct Named {
 }
 
 /// Plans and prints.
-pub fn stages(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub fn stages(arguments: &Arguments) -> Result<ExitCode> {
     let mut paths = arguments.inputs.clone();
     if paths.is_empty() {
         paths.push(Path::new("corpus/graphs/llama_1b_b2_s2048.json.gz").to_path_buf());
@@ -149,7 +150,7 @@ fn by_tensors<'g>(
     graph: &'g Graph,
     machine: &Machine,
     budget: Bytes,
-) -> anyhow::Result<Option<Answer<'g>>> {
+) -> Result<Option<Answer<'g>>> {
     let task = Task {
         devices: DEVICES,
         budget: Budget::Absolute(budget),
@@ -163,14 +164,14 @@ fn by_tensors<'g>(
     };
     match answer(graph, machine, &task, &interrupt::raised) {
         Ok(answer) => Ok(Some(answer)),
-        Err(error) if error.is::<NoRanks>() => Ok(None),
+        Err(error) if error.exit() == Exit::NotFound => Ok(None),
         Err(error) => Err(error),
     }
 }
 
 /// The fastest of all equal cuts that fit: stages of equal numbers of layers, or of equal time,
 /// with nothing or everything recomputed. Layers are whole blocks if that gives enough of them.
-fn equal(graph: &Graph, profile: &Profile, devices: &Devices) -> anyhow::Result<Option<Named>> {
+fn equal(graph: &Graph, profile: &Profile, devices: &Devices) -> Result<Option<Named>> {
     let mut best: Option<Named> = None;
     for schedule in SCHEDULES {
         let rows = schedule.rows(devices.ranks, MICRO_BATCHES)?;

@@ -1,6 +1,7 @@
 //! What a step computed, on disk, for comparison with other programs. Invariant: gradients are the
 //! values that the optimizer nodes read; nothing is computed again.
 
+use crate::failure::Result;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -25,7 +26,7 @@ fn gradients(graph: &Graph) -> Vec<(String, ValueId)> {
 }
 
 /// The graph with every gradient among its outputs.
-pub fn with_gradients(graph: &Graph) -> anyhow::Result<Graph> {
+pub fn with_gradients(graph: &Graph) -> Result<Graph> {
     let mut builder = GraphBuilder::from_graph(graph);
     for (_, gradient) in gradients(graph) {
         builder.output(gradient);
@@ -51,7 +52,7 @@ pub fn write(
     session: &mut Session,
     data: &mut Dataset,
     stepped: bool,
-) -> anyhow::Result<()> {
+) -> Result<()> {
     let graph = &step.training;
     let mut tensors: Vec<(String, Tensor)> = Vec::new();
     let shape = |value: ValueId| {

@@ -1,6 +1,7 @@
 //! How a run of steps ended, and what is said of it. Invariant: a file is only called saved once it
 //! was, and a message about an error says what was saved before.
 
+use crate::failure::Failure;
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
@@ -14,7 +15,7 @@ pub enum Ending {
     NotFinite(LossNotFinite),
     /// Something failed between two steps: the other ranks cannot be told of the next one, say. The
     /// weights are those after the last step.
-    Failed(anyhow::Error),
+    Failed(Failure),
 }
 
 /// The loss of a step, or of the validation data after it, is NaN or infinite.
@@ -99,3 +100,6 @@ pub fn said(saved: Option<&Path>, steps: u32) -> String {
         None => format!("the run ended after step {steps}, and no weights were saved"),
     }
 }
+
+coded!(NotFinite: LossNotFinite);
+coded!(Usage: OtherSeed, TooManySteps);

@@ -14,11 +14,12 @@ mod run;
 mod trace;
 
 use crate::exit_code::ExitCode;
+use crate::failure::{Context, Result};
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::Context;
 use clap::Args;
+use tightfit::exit::Exit;
 use tightfit::plan::Planner;
 use tightfit::schedule;
 use tightfit::units::Seconds;
@@ -44,9 +45,7 @@ use ranks::Ranks;
 use replan::{Plans, Refined, Replan};
 use resident::Resident;
 
-pub use ending::{LossNotFinite, OtherSeed, TooManySteps};
-pub use placement::Contradiction;
-pub use ranks::{NotASchedule, RanksRefused};
+use ending::{OtherSeed, TooManySteps};
 
 /// Train an exported step inside one slab of memory.
 #[derive(Args)]
@@ -148,7 +147,7 @@ pub struct Arguments {
 const ENOUGH: usize = 3;
 
 /// Trains and reports.
-pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub fn train(arguments: &Arguments) -> Result<ExitCode> {
     if let Some(way) = arguments.ranks.way() {
         return ranks::train(arguments, way);
     }
@@ -255,7 +254,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let refined = replan.map(Replan::refined);
     let stepped = session.next_step > begun;
     let is_in_order = matches!(course.ending, Ending::InOrder);
-    let mut judge = |session: &mut Session| -> anyhow::Result<Option<Evaluation>> {
+    let mut judge = |session: &mut Session| -> Result<Option<Evaluation>> {
         // This comes before the evaluation, which overwrites the gradients.
         if let Some(path) = &arguments.dump {
             dump::write(path, &step, session, &mut data, stepped)?;
@@ -292,7 +291,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return Err(first.context(lost));
     }
     let done = session.next_step;
-    let rest = || -> anyhow::Result<()> {
+    let rest = || -> Result<()> {
         let evaluation = judged.unwrap_or_else(|| judge(&mut session))?;
         let resident = resident.now();
         resident.note_excess("the process", planned.training.budget);
@@ -341,7 +340,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     match rest() {
         Ok(()) => Ok(interrupt::code()),
-        Err(error) if error.is::<LossNotFinite>() => Err(error),
+        Err(error) if error.exit() == Exit::NotFinite => Err(error),
         Err(error) => Err(error.context(said(saved, done))),
     }
 }
@@ -362,7 +361,7 @@ fn distinct(arguments: &Arguments, step: &Step) -> Result<(), Replaced> {
 }
 
 /// The step of one micro-batch and data that suit it, with the requested learning rate.
-fn open(arguments: &Arguments) -> anyhow::Result<(Step, Dataset)> {
+fn open(arguments: &Arguments) -> Result<(Step, Dataset)> {
     let mut step = Step::open(&arguments.step)?;
     let data = arguments.source.open(&step)?;
     input::suits(&data, &step)?;
@@ -378,7 +377,7 @@ fn open(arguments: &Arguments) -> anyhow::Result<(Step, Dataset)> {
 
 /// Where the run begins, and its seed: those of the run that is resumed, which has to have numbers
 /// left for its steps, else as requested.
-fn begins(arguments: &Arguments, step: &Step) -> anyhow::Result<Progress> {
+fn begins(arguments: &Arguments, step: &Step) -> Result<Progress> {
     let Some(path) = &arguments.resume else {
         return Ok(Progress { steps: 0, seed: arguments.seed.unwrap_or(1), checksum: None });
     };
@@ -394,7 +393,7 @@ fn begins(arguments: &Arguments, step: &Step) -> anyhow::Result<Progress> {
 }
 
 /// Writes the plan that runs, if that was requested.
-fn write_plan(arguments: &Arguments, step: &Step, planned: &FittedStep) -> anyhow::Result<()> {
+fn write_plan(arguments: &Arguments, step: &Step, planned: &FittedStep) -> Result<()> {
     let Some(path) = &arguments.output else { return Ok(()) };
     let plan = schedule::write(&step.training, planned.training.fitted.schedule());
     output::write_whole(path, format!("{plan}\n").as_bytes())
@@ -406,7 +405,7 @@ fn session(
     tier: Option<&TierFolder>,
     threads: u32,
     seed: u64,
-) -> anyhow::Result<Session> {
+) -> Result<Session> {
     let schedules = (planned.training.fitted.checked(), planned.evaluation.as_ref());
     let (slab, threads) = (planned.training.slab(), threads as usize);
     if let (Some(region), Some(tier)) = (&planned.region, tier) {
@@ -421,7 +420,7 @@ fn evaluation(
     session: &mut Session,
     data: &mut Dataset,
     stepped: bool,
-) -> anyhow::Result<Option<Evaluation>> {
+) -> Result<Option<Evaluation>> {
     Ok(match arguments.eval_batches {
         0 => None,
         _ if !stepped && arguments.steps > 0 => None,

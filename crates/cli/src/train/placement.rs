@@ -195,3 +195,5 @@ fn figures(moved: &Figures) -> Value {
         "eviction_seconds": eviction,
     })
 }
+
+coded!(Usage: Contradiction);

@@ -14,6 +14,7 @@ use tightfit_engine::{
 };
 
 use super::{Arguments, write_plan};
+use crate::failure::Result;
 use crate::figures::Moves;
 use crate::{interrupt, output};
 
@@ -119,11 +120,7 @@ impl<'a> Replan<'a> {
     ///
     /// # Errors
     /// If the tier failed, or the plan cannot be written.
-    pub fn refine(
-        &mut self,
-        session: &mut Session,
-        measured: &mut Timings,
-    ) -> anyhow::Result<bool> {
+    pub fn refine(&mut self, session: &mut Session, measured: &mut Timings) -> Result<bool> {
         let Plans { arguments, step, task, tier } = self.plans;
         let after = self.after;
         let kept = |why: String, known| Refined::Kept { why, after, known };
@@ -188,7 +185,7 @@ impl<'a> Replan<'a> {
 }
 
 /// Why nothing was changed, if the run can go on; else the error that ends it.
-fn refused(session: &Session, error: SessionError) -> anyhow::Result<String> {
+fn refused(session: &Session, error: SessionError) -> Result<String> {
     if session.has_failed() { Err(error.into()) } else { Ok(error.to_string()) }
 }
 

@@ -16,6 +16,7 @@ use super::ending::{Ending, LossNotFinite, NotFinite, unsaved};
 use super::placement::Placed;
 use super::replan::Replan;
 use super::report::describe;
+use crate::failure::{Failure, Result};
 use crate::interrupt;
 
 /// The result of the steps.
@@ -47,7 +48,7 @@ pub fn run(
     session: &mut Session,
     data: &mut Dataset,
     also: Also<'_, '_>,
-) -> anyhow::Result<Course> {
+) -> Result<Course> {
     let Also { mut fastest, mut replan, placed } = also;
     let leads = session.leads();
     let bar = progress_bar(arguments, leads);
@@ -204,8 +205,8 @@ pub fn run(
 }
 
 /// The error for a failure in the middle of a step.
-fn lost(arguments: &Arguments, error: SessionError) -> anyhow::Error {
-    anyhow::Error::from(error).context(unsaved(arguments.save.as_deref()))
+fn lost(arguments: &Arguments, error: SessionError) -> Failure {
+    Failure::from(error).context(unsaved(arguments.save.as_deref()))
 }
 
 /// The name of the validation data's loss, in sentences.

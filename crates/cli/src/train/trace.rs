@@ -10,6 +10,7 @@ use tightfit::units::Seconds;
 use tightfit_engine::FastestStep;
 use tightfit_report::{Course, Trace};
 
+use crate::failure::Result;
 use crate::output;
 
 /// Writes the calls and transfers of the fastest step.
@@ -19,7 +20,7 @@ pub fn write(
     fitted: &Fitted,
     machine: &Machine,
     fastest: &FastestStep,
-) -> anyhow::Result<()> {
+) -> Result<()> {
     let Some(calls) = fastest.calls() else {
         note!("note: no step was measured, so {} was not written", path.display());
         return Ok(());

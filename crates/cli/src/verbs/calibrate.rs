@@ -3,6 +3,7 @@
 //! against a budget.
 
 use crate::exit_code::ExitCode;
+use crate::failure::Result;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -60,7 +61,7 @@ pub struct Arguments {
 }
 
 /// Measures, stores and prints.
-pub fn calibrate(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub fn calibrate(arguments: &Arguments) -> Result<ExitCode> {
     if let Some(step) = &arguments.step {
         return calibrate_calls(arguments, step);
     }
@@ -85,7 +86,7 @@ pub fn calibrate(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn calibrate_calls(arguments: &Arguments, step: &Path) -> anyhow::Result<ExitCode> {
+fn calibrate_calls(arguments: &Arguments, step: &Path) -> Result<ExitCode> {
     process::one_heap();
     let (machine, measured, budget) = try_step(arguments, step)?;
     calls::remember(&machine, measured.clone());
@@ -103,7 +104,7 @@ fn calibrate_calls(arguments: &Arguments, step: &Path) -> anyhow::Result<ExitCod
 
 /// Tries a step inside a budget, in this process; returns the machine, the seconds of the step's
 /// calls, and the whole budget in bytes.
-fn try_step(arguments: &Arguments, folder: &Path) -> anyhow::Result<(Machine, CallSeconds, Bytes)> {
+fn try_step(arguments: &Arguments, folder: &Path) -> Result<(Machine, CallSeconds, Bytes)> {
     let budget: Budget = arguments.budget.parse()?;
     let step = Step::open(folder)?;
     let mut data = arguments.source.open(&step)?;

@@ -2,10 +2,10 @@
 //! matter; the checker alone decides.
 
 use crate::exit_code::ExitCode;
+use crate::failure::{Context, Failure, Result};
 use crate::values::BelowReserve;
 use std::path::PathBuf;
 
-use anyhow::Context;
 use clap::Args;
 use serde_json::{Value, json};
 use tightfit::check::Violation;
@@ -61,7 +61,7 @@ pub fn judge(
     machine: &Machine,
     schedule: &Schedule,
     budget: Option<Budget>,
-) -> anyhow::Result<Legal> {
+) -> Result<Legal> {
     let profile = input::profile(graph, machine);
     let captured = tightfit::unplanned(graph, &profile)?;
     let unplanned = captured.timeline();
@@ -89,7 +89,7 @@ pub fn judge(
         Err(over @ (Violation::OverBudget { .. } | Violation::SlabOverBudget { .. }))
             if slab < schedule.budget =>
         {
-            let over = anyhow::Error::from(over);
+            let over = Failure::from(over);
             return Err(if reserve.total() > Bytes::ZERO { over.context(beside()) } else { over });
         }
         checked => checked.with_context(|| input::made_for_another(machine))?,
@@ -121,7 +121,7 @@ impl Legal {
 }
 
 /// Checks and prints.
-pub fn check(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub fn check(arguments: &Arguments) -> Result<ExitCode> {
     let budget = arguments.budget.as_deref().map(str::parse).transpose()?;
     let (graph, is_step) = input::graph(&arguments.graph)?;
     let graph = arguments.accumulation.of(graph)?;

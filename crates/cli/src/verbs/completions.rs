@@ -3,11 +3,11 @@
 
 use std::path::PathBuf;
 
-use anyhow::Context;
 use clap::{Args, Command};
 use clap_complete::Shell;
 
 use crate::exit_code::ExitCode;
+use crate::failure::{Context, Failure, Result};
 use crate::output;
 
 /// Print what a shell needs to complete verbs, options and their values.
@@ -31,14 +31,11 @@ pub struct CompletionsArguments {
 }
 
 /// Prints.
-pub fn completions(
-    arguments: &CompletionsArguments,
-    mut program: Command,
-) -> anyhow::Result<ExitCode> {
+pub fn completions(arguments: &CompletionsArguments, mut program: Command) -> Result<ExitCode> {
     let mut script = Vec::new();
     let name = program.get_name().to_string();
     clap_complete::generate(arguments.shell, &mut program, name, &mut script);
-    let script = String::from_utf8(script).context("a script is text")?;
+    let script = String::from_utf8(script).map_err(Failure::other)?;
     say!("{}", script.trim_end())?;
     Ok(ExitCode::SUCCESS)
 }
@@ -54,7 +51,7 @@ pub struct ManArguments {
 }
 
 /// Writes.
-pub fn man(arguments: &ManArguments, mut program: Command) -> anyhow::Result<ExitCode> {
+pub fn man(arguments: &ManArguments, mut program: Command) -> Result<ExitCode> {
     let folder = &arguments.folder;
     std::fs::create_dir_all(folder)
         .with_context(|| format!("{} could not be made", folder.display()))?;

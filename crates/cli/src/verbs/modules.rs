@@ -3,6 +3,7 @@
 //! were.
 
 use crate::exit_code::ExitCode;
+use crate::failure::Result;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -69,7 +70,7 @@ forward pass of the module ends; held back, gradients, temporary: all activation
 temporaries at the peak of its backward pass";
 
 /// Reads or measures, and prints.
-pub fn modules(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub fn modules(arguments: &Arguments) -> Result<ExitCode> {
     let statistics = input::modules(&arguments.input, &arguments.on)?;
     if arguments.json {
         output::answer(document(&statistics, arguments.ancestors))?;

@@ -2,10 +2,12 @@
 //! points.
 
 use crate::exit_code::ExitCode;
+use crate::failure::Result;
 use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::{Value, json};
+use tightfit::exit::Exit;
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::units::Seconds;
@@ -16,7 +18,7 @@ use crate::frontier::{Point, Refusal, drawn, frontier};
 use crate::input::{self, OnTiers};
 use crate::output::Written;
 use crate::table::{Cell, Table};
-use crate::{exit_code, interrupt, output, places, progress};
+use crate::{interrupt, output, places, progress};
 
 /// Plan a step at many budgets: what would half the memory cost, what is the smallest machine for
 /// it.
@@ -52,7 +54,7 @@ pub struct Arguments {
 }
 
 /// Plans and prints.
-pub fn pareto(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub fn pareto(arguments: &Arguments) -> Result<ExitCode> {
     if let Some(path) = &arguments.svg {
         output::writable(path)?;
     }
@@ -89,7 +91,7 @@ pub fn pareto(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let is_unproven = |point: &Point| point.figures.err() == Some(Refusal::NotFound);
     Ok(if !interrupt::raised() && points.iter().any(is_unproven) {
-        ExitCode::from(exit_code::NOT_FOUND)
+        ExitCode::from(Exit::NotFound)
     } else {
         interrupt::code()
     })

@@ -10,6 +10,7 @@ pub use details::explained;
 pub use swapped::swapped_json;
 
 use crate::exit_code::ExitCode;
+use crate::failure::{Failure, Result};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -106,7 +107,7 @@ impl Emit {
         (graph, profile): (&Graph, &Profile),
         schedule: &Schedule,
         path: &Path,
-    ) -> anyhow::Result<Vec<u8>> {
+    ) -> Result<Vec<u8>> {
         Ok(match self {
             Emit::Plan => format!("{}\n", schedule::write(graph, schedule)).into_bytes(),
             Emit::Graph => {
@@ -118,7 +119,7 @@ impl Emit {
 }
 
 /// Plans, writes and prints.
-pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub fn plan(arguments: &Arguments) -> Result<ExitCode> {
     let budget: Budget = arguments.budget.parse()?;
     let planner = arguments.details.planner(arguments.search.planner)?;
     for path in [&arguments.output, &arguments.svg].into_iter().flatten() {
@@ -158,7 +159,7 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Err(error) => {
             let refused = (&error, arguments.json);
             let more = arguments.details.of_refusal(&graph, &profile, planner, refused)?;
-            let error = anyhow::Error::from(error);
+            let error = Failure::from(error);
             return match more {
                 Some(more) => Ok(conclusion::refuse(&error, Some(more))),
                 None => Err(error),
@@ -210,7 +211,11 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "interrupted": interrupt::raised(),
         });
         moves.add_to(&mut result);
-        let limit = planned.limit.as_ref().map(failure::of_proof).unwrap_or_default();
+        let limit = planned
+            .limit
+            .as_ref()
+            .map(|proof| failure::members(&proof.refusal()))
+            .unwrap_or_default();
         for name in ["needed_bytes", "node", "module", "alive"] {
             result[name] = limit.get(name).cloned().unwrap_or_default();
         }

@@ -2,9 +2,9 @@
 //! a plan is shown only if the checker lets it pass.
 
 use crate::exit_code::ExitCode;
+use crate::failure::{Context, Result};
 use std::path::PathBuf;
 
-use anyhow::Context;
 use clap::{Args, ValueEnum};
 use tightfit::graph::Graph;
 use tightfit::graph::limits::MOST_TRACE;
@@ -98,7 +98,7 @@ pub struct Task<'a> {
 }
 
 /// The page, or the drawing. A plan is checked, and the frontier planned.
-pub fn text(task: Task<'_>) -> anyhow::Result<String> {
+pub fn text(task: Task<'_>) -> Result<String> {
     let Task { graph, machine, .. } = task;
     let profile = input::profile(graph, machine);
     let unplanned = tightfit::unplanned(graph, &profile)?;
@@ -161,7 +161,7 @@ fn planned(
     arguments: &Arguments,
     graph: &Graph,
     machine: &Machine,
-) -> anyhow::Result<Vec<(String, Schedule)>> {
+) -> Result<Vec<(String, Schedule)>> {
     let profile = input::profile(graph, machine);
     let (planner, effort) = (arguments.search.planner, arguments.search.effort());
     let is_alone = arguments.plan.len() + arguments.budget.len() == 1;
@@ -181,7 +181,7 @@ fn has_frontier(points: u32, svg: Option<Drawing>) -> bool {
 }
 
 /// Reads, checks, plans the frontier and writes.
-pub fn report(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub fn report(arguments: &Arguments) -> Result<ExitCode> {
     if arguments.svg == Some(Drawing::Frontier) && arguments.points == 0 {
         return Err(NoPoints.into());
     }
@@ -203,7 +203,7 @@ pub fn report(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         };
         Ok((name, input::plan(path, &graph)?))
     };
-    let read = arguments.plan.iter().map(plan).collect::<anyhow::Result<Vec<_>>>()?;
+    let read = arguments.plan.iter().map(plan).collect::<Result<Vec<_>>>()?;
     if has_frontier(arguments.points, arguments.svg) || !arguments.budget.is_empty() {
         interrupt::listen();
     }

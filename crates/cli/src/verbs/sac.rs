@@ -2,6 +2,7 @@
 //! Invariant: table and JSON show the same plan.
 
 use crate::exit_code::ExitCode;
+use crate::failure::Result;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -84,7 +85,7 @@ pub struct Answer {
 }
 
 /// Plans.
-pub fn answer(info: &ModuleInfo, task: &Task<'_>, clock: Clock<'_>) -> anyhow::Result<Answer> {
+pub fn answer(info: &ModuleInfo, task: &Task<'_>, clock: Clock<'_>) -> Result<Answer> {
     let &Task { budget, world_size, limits, .. } = task;
     let allowed = task.units.map(|names| named(info, names)).transpose()?;
     let sharded = named(info, task.sharded)?;
@@ -99,7 +100,7 @@ pub fn answer(info: &ModuleInfo, task: &Task<'_>, clock: Clock<'_>) -> anyhow::R
 
 impl Answer {
     /// As JSON, for the statistics from which it was made.
-    pub fn document(&self, statistics: &Statistics) -> anyhow::Result<Value> {
+    pub fn document(&self, statistics: &Statistics) -> Result<Value> {
         let (info, plan) = (&statistics.info, &self.plan);
         let decisions: Map<String, Value> = plan
             .units
@@ -126,7 +127,7 @@ impl Answer {
 }
 
 /// Plans and prints.
-pub fn sac(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub fn sac(arguments: &Arguments) -> Result<ExitCode> {
     let budget = arguments.budget.parse()?;
     let statistics = input::modules(&arguments.input, &arguments.on)?;
     let task = Task {
@@ -206,16 +207,12 @@ pub fn units_json(
     info: &ModuleInfo,
     units: &[CheckpointedUnit],
     text: &[u8],
-) -> anyhow::Result<Vec<Value>> {
+) -> Result<Vec<Value>> {
     let sac_stats = input::operators(text).unwrap_or_default();
     units.iter().map(|unit| unit_json(info, unit, &sac_stats)).collect()
 }
 
-fn unit_json(
-    info: &ModuleInfo,
-    unit: &CheckpointedUnit,
-    sac_stats: &Value,
-) -> anyhow::Result<Value> {
+fn unit_json(info: &ModuleInfo, unit: &CheckpointedUnit, sac_stats: &Value) -> Result<Value> {
     let name = &info.modules()[unit.module].name;
     let mut result = json!({
         "module": name,

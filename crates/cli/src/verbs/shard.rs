@@ -2,6 +2,7 @@
 //! over devices. Invariant: table and JSON show the same plan.
 
 use crate::exit_code::ExitCode;
+use crate::failure::Result;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -115,7 +116,7 @@ pub struct Answer {
 }
 
 /// Plans.
-pub fn answer(info: &ModuleInfo, task: &Task<'_>, clock: Clock<'_>) -> anyhow::Result<Answer> {
+pub fn answer(info: &ModuleInfo, task: &Task<'_>, clock: Clock<'_>) -> Result<Answer> {
     let units = task.units.map(|names| named(info, names)).transpose()?;
     let start = Instant::now();
     let (budget, plan) = within(info, task.budget, (task.rest.limits, clock), |budget, limits| {
@@ -127,7 +128,7 @@ pub fn answer(info: &ModuleInfo, task: &Task<'_>, clock: Clock<'_>) -> anyhow::R
 
 impl Answer {
     /// As JSON, for the statistics from which it was made.
-    pub fn document(&self, statistics: &Statistics) -> anyhow::Result<Value> {
+    pub fn document(&self, statistics: &Statistics) -> Result<Value> {
         let (info, plan) = (&statistics.info, &self.plan);
         let name = |module| info.modules()[module].name.as_str();
         let units = plan
@@ -151,7 +152,7 @@ impl Answer {
 }
 
 impl Arguments {
-    fn task(&self) -> anyhow::Result<Task<'_>> {
+    fn task(&self) -> Result<Task<'_>> {
         let link = Link { latency: self.latency, bandwidth: self.bandwidth };
         let host =
             self.host_bandwidth.map(|bandwidth| Link { latency: self.host_latency, bandwidth });
@@ -174,7 +175,7 @@ impl Arguments {
 }
 
 /// Plans and prints.
-pub fn shard(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub fn shard(arguments: &Arguments) -> Result<ExitCode> {
     let task = arguments.task()?;
     let statistics = input::modules(&arguments.input, &arguments.on)?;
     interrupt::listen();

@@ -19,6 +19,7 @@ use answer::{Task, answer};
 use crate::accumulation::Accumulation;
 use crate::effort::Search;
 use crate::exit_code::ExitCode;
+use crate::failure::Result;
 use crate::input::{self, OnMachine};
 use crate::output::Written;
 use crate::values::link;
@@ -110,7 +111,7 @@ enum Emitted {
 }
 
 /// Plans and prints.
-pub fn stages(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub fn stages(arguments: &Arguments) -> Result<ExitCode> {
     let budget: Budget = arguments.budget.parse()?;
     for path in [&arguments.csv, &arguments.output, &arguments.svg].into_iter().flatten() {
         output::writable(path)?;

@@ -2,6 +2,7 @@
 //! checker lets it pass.
 
 use crate::exit_code::ExitCode;
+use crate::failure::Result;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -36,7 +37,7 @@ pub struct Arguments {
 }
 
 /// Reads, checks and writes.
-pub fn trace(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub fn trace(arguments: &Arguments) -> Result<ExitCode> {
     output::writable(&arguments.output)?;
     let (graph, is_step) = input::graph(&arguments.graph)?;
     let sources = input::files_with(&arguments.graph, arguments.plan.as_deref())?;

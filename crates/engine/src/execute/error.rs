@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 use tightfit::check::{Conditions, Violation};
+use tightfit::exit::{Coded, Exit};
 use tightfit::id::{RankId, TransferId};
 use tightfit::machine::{Reuse, Runtime};
 use tightfit::operator::Unsuited;
@@ -105,6 +106,15 @@ pub enum CompileError {
     },
 }
 
+impl Coded for CompileError {
+    fn exit(&self) -> Exit {
+        match self {
+            CompileError::Violation(_) | CompileError::Conditions { .. } => Exit::Violation,
+            _ => Exit::NotExecutable,
+        }
+    }
+}
+
 /// An operator without a kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownOperator {
@@ -169,6 +179,18 @@ pub enum StepError {
     /// The data does not suit the model.
     #[error("the batch holds an index outside its table, or a class that the model does not have")]
     Index,
+}
+
+impl Coded for StepError {
+    fn exit(&self) -> Exit {
+        match self {
+            StepError::Tier(error) => error.exit(),
+            StepError::Link(_) => Exit::OtherRank,
+            // Defects, as far as is known.
+            StepError::Residency(_) | StepError::Absent { .. } => Exit::Other,
+            StepError::NoLanes | StepError::NoLink | StepError::Index => Exit::Data,
+        }
+    }
 }
 
 /// Why a run cannot start or go on.
@@ -242,6 +264,28 @@ pub enum SessionError {
         /// Why it failed.
         error: StepError,
     },
+}
+
+impl Coded for SessionError {
+    fn exit(&self) -> Exit {
+        match self {
+            SessionError::Compile(error) => error.exit(),
+            SessionError::Slab(error) => error.exit(),
+            SessionError::Data(error) => error.exit(),
+            SessionError::Tier(error) => error.exit(),
+            SessionError::Step { error, .. } => error.exit(),
+            SessionError::Link(_) | SessionError::OtherRank(_) => Exit::OtherRank,
+            SessionError::NoTier | SessionError::NoMoreSteps => Exit::Usage,
+            SessionError::Initialise(_) => Exit::Content,
+            SessionError::InitialValues { .. } => Exit::File,
+            SessionError::Residency(_)
+            | SessionError::Placed
+            | SessionError::MovesByItself
+            | SessionError::Lanes(_)
+            | SessionError::Threads(_)
+            | SessionError::Moved { .. } => Exit::Other,
+        }
+    }
 }
 
 /// Another rank of a pipeline could not go on between two steps.

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
 use thiserror::Error;
+use tightfit::exit::{Coded, Exit};
 use tightfit::tensor::DType;
 
 use crate::execute::error::OtherRank;
@@ -16,6 +17,7 @@ use crate::execute::remote::{self, Everywhere};
 use crate::execute::residents::{Resident, within};
 use crate::execute::session::Session;
 use crate::file;
+use crate::memory::tier::TierError;
 use crate::step::stream::{self, CHECKSUM, Data, Piece, Reader, StreamError};
 use crate::transport::{Link, LinkError};
 
@@ -76,6 +78,19 @@ pub enum WeightsError {
         /// What is wrong with it.
         what: String,
     },
+}
+
+impl Coded for WeightsError {
+    fn exit(&self) -> Exit {
+        match self {
+            WeightsError::Io { error, .. } => {
+                let tier = error.get_ref().and_then(|inner| inner.downcast_ref::<TierError>());
+                tier.map_or(Exit::File, Coded::exit)
+            }
+            WeightsError::Link(_) | WeightsError::OtherRank(_) => Exit::OtherRank,
+            _ => Exit::Content,
+        }
+    }
 }
 
 impl WeightsError {

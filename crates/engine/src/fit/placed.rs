@@ -5,6 +5,7 @@
 use thiserror::Error;
 use tightfit::check::Checked;
 use tightfit::effort::Effort;
+use tightfit::exit::{Coded, Exit, Refusal};
 use tightfit::machine::{Hierarchy, Link, Machine};
 use tightfit::plan::{Infeasible, PlanError};
 use tightfit::profile::{CallSeconds, Profile};
@@ -75,6 +76,24 @@ pub enum PlacementError {
         /// Whether it is proven that no smaller one is enough.
         is_proven: bool,
     },
+}
+
+impl Coded for PlacementError {
+    fn exit(&self) -> Exit {
+        self.is_proven().map_or(Exit::Other, Exit::of_refusal)
+    }
+
+    fn refusal(&self) -> Option<Refusal> {
+        match *self {
+            PlacementError::Residency(_) => None,
+            PlacementError::Whole { budget, reached, is_proven, .. }
+            | PlacementError::Region { budget, reached, is_proven, .. } => Some(Refusal {
+                needed: is_proven.then_some(reached),
+                reached: Some(reached),
+                ..Refusal::of(budget, is_proven)
+            }),
+        }
+    }
 }
 
 /// How a refusal's message begins.

@@ -4,6 +4,7 @@
 use std::ptr::NonNull;
 
 use thiserror::Error;
+use tightfit::exit::{Coded, Exit};
 use tightfit::units::Bytes;
 
 /// Huge pages begin at multiples of this many bytes.
@@ -15,6 +16,12 @@ const PAGE: usize = 64 << 10;
 #[derive(Debug, Error)]
 #[error("the system refuses {0} of memory in one piece")]
 pub struct SlabError(pub Bytes);
+
+impl Coded for SlabError {
+    fn exit(&self) -> Exit {
+        Exit::Budget
+    }
+}
 
 /// One piece of zeroed memory. Pages that no buffer uses are never touched, so they cost nothing.
 #[derive(Debug)]

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use thiserror::Error;
+use tightfit::exit::{Coded, Exit};
 use tightfit::machine::{Link, Tier};
 use tightfit::units::{Bytes, Seconds};
 
@@ -80,6 +81,19 @@ pub enum TierError {
     /// The system refused memory for reading and writing.
     #[error(transparent)]
     Memory(#[from] SlabError),
+}
+
+impl Coded for TierError {
+    fn exit(&self) -> Exit {
+        match self {
+            TierError::Memory(error) => error.exit(),
+            TierError::Damaged { .. } => Exit::Content,
+            TierError::Folder { .. }
+            | TierError::Room { .. }
+            | TierError::Io { .. }
+            | TierError::Failed => Exit::File,
+        }
+    }
 }
 
 /// What the system says, in clearer words if it says little.

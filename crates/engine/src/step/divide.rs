@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use thiserror::Error;
+use tightfit::exit::{Coded, Exit};
 use tightfit::graph::{Graph, Phase};
 use tightfit::id::{MicroBatchId, NodeId, PrimaryMap, RankId, SecondaryMap, StageId};
 use tightfit::pipeline::{
@@ -37,6 +38,12 @@ pub enum DivisionError {
     /// It cannot be shared.
     #[error(transparent)]
     Sharding(#[from] ShardingError),
+}
+
+impl Coded for DivisionError {
+    fn exit(&self) -> Exit {
+        Exit::Usage
+    }
 }
 
 /// Why an evaluation is not divided as its training is.

@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use thiserror::Error;
+use tightfit::exit::{Coded, Exit};
 use tightfit::graph::limits::{LONGEST_NAME, MOST_OF_A_SOURCE, MOST_PARAMETERS, MOST_STEP};
 use tightfit::graph::{self, Graph, Phase, ReadError};
 use tightfit::id::{MicroBatchId, NodeId, ValueId};
@@ -115,6 +116,15 @@ pub enum StepFileError {
         /// What is missing or wrong.
         what: String,
     },
+}
+
+impl Coded for StepFileError {
+    fn exit(&self) -> Exit {
+        match self {
+            StepFileError::Read { .. } | StepFileError::NoStep { .. } => Exit::File,
+            _ => Exit::Content,
+        }
+    }
 }
 
 #[derive(Deserialize)]

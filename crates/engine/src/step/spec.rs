@@ -4,6 +4,7 @@
 
 use serde::{Deserialize, Deserializer, de::Error};
 use thiserror::Error as Message;
+use tightfit::exit::{Coded, Exit};
 use tightfit::graph::Graph;
 use tightfit::graph::limits::MOST_OF_AN_EVENT;
 use tightfit::reading::Bounded;
@@ -172,6 +173,12 @@ pub struct OtherBatch {
     pub kind: &'static str,
     /// The rows that the graph takes.
     pub rows: u64,
+}
+
+impl Coded for OtherBatch {
+    fn exit(&self) -> Exit {
+        Exit::Data
+    }
 }
 
 impl DataSpec {

@@ -2,6 +2,7 @@
 //! that it does not suit.
 
 use std::path::PathBuf;
+use tightfit::exit::{Coded, Exit};
 
 use thiserror::Error;
 
@@ -58,4 +59,13 @@ pub enum DataError {
         /// What the data gives.
         given: String,
     },
+}
+
+impl Coded for DataError {
+    fn exit(&self) -> Exit {
+        match self {
+            DataError::Read { .. } => Exit::File,
+            _ => Exit::Data,
+        }
+    }
 }

@@ -16,6 +16,7 @@ use std::fmt;
 use std::time::Duration;
 
 use thiserror::Error;
+use tightfit::exit::{Coded, Exit};
 use tightfit::id::RankId;
 
 pub use thread::{ThreadLink, thread_links};
@@ -180,6 +181,12 @@ pub enum LinkError {
         /// The bytes that were waited for.
         expected: usize,
     },
+}
+
+impl Coded for LinkError {
+    fn exit(&self) -> Exit {
+        Exit::OtherRank
+    }
 }
 
 /// One rank's end of the link to all others.

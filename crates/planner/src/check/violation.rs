@@ -3,6 +3,7 @@
 
 use thiserror::Error;
 
+use crate::exit::{Coded, Exit};
 use crate::id::{BufferId, LaneId, MicroBatchId, TierId, TransferId};
 use crate::units::Bytes;
 
@@ -464,6 +465,12 @@ pub enum Violation {
         /// The position of the instruction in the schedule.
         index: usize,
     },
+}
+
+impl Coded for Violation {
+    fn exit(&self) -> Exit {
+        Exit::Violation
+    }
 }
 
 /// A number of memories, in words.

@@ -9,10 +9,11 @@ use serde::Deserialize;
 use serde::de::DeserializeSeed;
 use serde_json::Deserializer;
 
+use crate::exit::{Coded, Exit};
 use crate::graph::Graph;
 use crate::graph::assembly::Assembly;
 use crate::graph::document::Document;
-use crate::graph::error::ReadError;
+use crate::graph::error::{GraphError, ReadError};
 use crate::graph::limits::{FORMAT, HELD_TEXT, LONGEST_NAME, MOST_OF_AN_EVENT, MOST_TEXT};
 use crate::reading::{Bounded, BoundedText, Excess, Within, excess};
 
@@ -101,6 +102,21 @@ fn parsed<'de, R: serde_json::de::Read<'de>>(
         None => {
             parsed?;
             std::mem::take(assembly).graph()
+        }
+    }
+}
+
+impl Coded for GraphError {
+    fn exit(&self) -> Exit {
+        Exit::Content
+    }
+}
+
+impl Coded for ReadError {
+    fn exit(&self) -> Exit {
+        match self {
+            ReadError::Io(error) => error.exit(),
+            _ => Exit::Content,
         }
     }
 }

@@ -9,6 +9,7 @@ mod steady;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::exit::{Coded, Exit};
 use crate::units::Bytes;
 
 pub use hierarchy::{Hierarchy, Lane, Link, Route, Tier};
@@ -81,6 +82,12 @@ pub enum MachineError {
         /// The name of the machine.
         name: String,
     },
+}
+
+impl Coded for MachineError {
+    fn exit(&self) -> Exit {
+        Exit::Usage
+    }
 }
 
 impl Machine {

@@ -3,6 +3,7 @@
 
 use thiserror::Error;
 
+use crate::exit::{Coded, Exit};
 use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::pipeline::layers::{Layer, forward, is_within};
@@ -38,6 +39,12 @@ pub enum CutError {
         /// The path of the one before it.
         before: String,
     },
+}
+
+impl Coded for CutError {
+    fn exit(&self) -> Exit {
+        Exit::Usage
+    }
 }
 
 /// The nodes with which the first calls of modules begin.

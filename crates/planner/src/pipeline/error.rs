@@ -2,6 +2,7 @@
 
 use thiserror::Error;
 
+use crate::exit::{Coded, Exit};
 use crate::graph::GraphError;
 use crate::id::StageId;
 use crate::pipeline::validate::RowsError;
@@ -119,4 +120,10 @@ pub enum PipelineError {
     /// The nodes do not form a graph.
     #[error(transparent)]
     Graph(#[from] GraphError),
+}
+
+impl Coded for PipelineError {
+    fn exit(&self) -> Exit {
+        Exit::Usage
+    }
 }

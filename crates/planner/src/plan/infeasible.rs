@@ -4,6 +4,7 @@
 mod words;
 
 use crate::analysis::{Sequence, liveness};
+use crate::exit::{Alive, Refusal};
 use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::plan::{Instance, Plan, Planner};
@@ -76,6 +77,25 @@ pub struct Binding {
 }
 
 impl Infeasible {
+    /// The figures for a program.
+    pub fn refusal(&self) -> Refusal {
+        let alive = |tensor: &LiveTensor| Alive {
+            name: tensor.name.clone(),
+            made: Some((tensor.module.clone(), tensor.phase)),
+            bytes: tensor.bytes,
+        };
+        let binding = self.binding.as_ref();
+        Refusal {
+            needed: Some(self.needed),
+            reached: Some(self.reached),
+            peak: Some(self.peak),
+            node: binding.map(|binding| binding.name.clone()),
+            module: binding.map(|binding| binding.module.clone()),
+            alive: Some(self.live.iter().map(alive).collect()),
+            ..Refusal::of(self.budget, self.is_proven())
+        }
+    }
+
     /// Explains that `plan`, the lowest one known, exceeds `budget`.
     pub fn new(instance: Instance<'_>, budget: Bytes, plan: Plan) -> Infeasible {
         let Instance { graph, profile, .. } = instance;

@@ -45,6 +45,7 @@ pub use spread::spread;
 
 use crate::analysis::modules::ModuleInfoError;
 use crate::effort::{Effort, Meter};
+use crate::exit::{Coded, Exit, Refusal};
 use crate::plan::offload::Offloading;
 use crate::plan::published::capuchin::{capuchin, capuchin_published, capuchin_swap};
 use crate::plan::published::{chen, dtr, knapsack, rotor, sac, xla};
@@ -182,6 +183,29 @@ pub enum PlanError {
         /// The reason that the solver gives.
         reason: String,
     },
+}
+
+impl Coded for PlanError {
+    fn exit(&self) -> Exit {
+        match self {
+            PlanError::Infeasible(proof) => Exit::of_refusal(proof.is_proven()),
+            PlanError::NotFound(_) | PlanError::Unsolved { .. } => Exit::NotFound,
+            PlanError::TooLarge { .. } | PlanError::NoModules | PlanError::ModuleStatistics(_) => {
+                Exit::Usage
+            }
+        }
+    }
+
+    fn refusal(&self) -> Option<Refusal> {
+        match self {
+            PlanError::Infeasible(proof) => Some(proof.refusal()),
+            PlanError::NotFound(found) => {
+                let reached = Some(found.reached);
+                Some(Refusal { reached, ..Refusal::of(found.budget, false) })
+            }
+            _ => None,
+        }
+    }
 }
 
 impl PlanError {

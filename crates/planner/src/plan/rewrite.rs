@@ -16,6 +16,7 @@ use cranelift_entity::SecondaryMap;
 use thiserror::Error;
 
 use crate::analysis::{Action, IntervalId, Motion, Sequence, liveness};
+use crate::exit::{Coded, Exit};
 use crate::graph::{Graph, GraphBuilder, GraphError, NodeSpec, Phase, Value, ValueSpec};
 use crate::id::{NodeId, StorageId, ValueId};
 use crate::profile::Profile;
@@ -39,6 +40,12 @@ pub enum RewriteError {
     /// The runs do not belong to any plan.
     #[error(transparent)]
     Graph(#[from] GraphError),
+}
+
+impl Coded for RewriteError {
+    fn exit(&self) -> Exit {
+        Exit::Other
+    }
 }
 
 /// A plan as a graph, and the moves between the nodes of that graph.

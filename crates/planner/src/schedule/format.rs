@@ -23,6 +23,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value as Json, json};
 use thiserror::Error;
 
+use crate::exit::{Coded, Exit};
 use crate::graph::Graph;
 use crate::id::{BufferId, DEVICE, NodeId};
 use crate::reading::Excess;
@@ -105,6 +106,12 @@ pub enum PlanFileError {
         /// Exclusive upper limit; for transfers the number of the plan's instructions.
         limit: u64,
     },
+}
+
+impl Coded for PlanFileError {
+    fn exit(&self) -> Exit {
+        Exit::Content
+    }
 }
 
 /// The schedule as tightfit-plan/1.

@@ -9,38 +9,42 @@ use super::tree::{File, Finding, Tree};
 
 /// The top-level modules of the planner ("rooms"), each with those that it may import. One may be
 /// listed here before it is written.
-const ROOMS: [(&str, &[&str]); 21] = [
+const ROOMS: [(&str, &[&str]); 22] = [
     ("aside", &[]),
     ("units", &[]),
     ("reading", &[]),
+    ("exit", &["units", "reading"]),
     ("id", &["units"]),
     ("effort", &["units"]),
     ("goal", &["units"]),
     ("tensor", &["units", "id"]),
     ("operator", &["units", "id", "tensor"]),
-    ("graph", &["units", "id", "reading", "tensor", "operator"]),
-    ("pipeline", &["units", "id", "tensor", "operator", "graph", "profile", "timeline"]),
-    ("machine", &["units", "id"]),
+    ("graph", &["units", "exit", "id", "reading", "tensor", "operator"]),
+    ("pipeline", &["units", "exit", "id", "tensor", "operator", "graph", "profile", "timeline"]),
+    ("machine", &["units", "exit", "id"]),
     ("profile", &["units", "id", "tensor", "operator", "graph", "machine"]),
-    ("analysis", &["units", "id", "reading", "tensor", "operator", "graph", "machine", "profile"]),
+    (
+        "analysis",
+        &["units", "exit", "id", "reading", "tensor", "operator", "graph", "machine", "profile"],
+    ),
     (
         "plan",
         &[
-            "aside", "units", "id", "effort", "goal", "tensor", "operator", "graph", "machine",
-            "profile", "analysis",
+            "aside", "units", "exit", "id", "effort", "goal", "tensor", "operator", "graph",
+            "machine", "profile", "analysis",
         ],
     ),
     (
         "schedule",
         &[
-            "units", "id", "reading", "effort", "goal", "tensor", "operator", "graph", "machine",
-            "profile", "analysis", "plan",
+            "units", "exit", "id", "reading", "effort", "goal", "tensor", "operator", "graph",
+            "machine", "profile", "analysis", "plan",
         ],
     ),
     (
         "check",
         &[
-            "units", "id", "tensor", "operator", "graph", "machine", "profile", "schedule",
+            "units", "exit", "id", "tensor", "operator", "graph", "machine", "profile", "schedule",
             "timeline",
         ],
     ),
@@ -52,13 +56,16 @@ const ROOMS: [(&str, &[&str]); 21] = [
     (
         "fit",
         &[
-            "aside", "units", "id", "effort", "goal", "tensor", "operator", "graph", "machine",
-            "profile", "analysis", "plan", "schedule", "check", "timeline",
+            "aside", "units", "exit", "id", "effort", "goal", "tensor", "operator", "graph",
+            "machine", "profile", "analysis", "plan", "schedule", "check", "timeline",
         ],
     ),
     (
         "staged",
-        &["units", "id", "effort", "graph", "profile", "plan", "schedule", "pipeline", "fit"],
+        &[
+            "units", "exit", "id", "effort", "graph", "profile", "plan", "schedule", "pipeline",
+            "fit",
+        ],
     ),
     (
         "hold",

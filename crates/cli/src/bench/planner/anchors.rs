@@ -4,7 +4,6 @@
 
 use std::path::Path;
 
-use anyhow::Context;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tightfit::plan::Planner;
@@ -13,6 +12,7 @@ use tightfit::units::Bytes;
 use super::subject::Subject;
 use super::{Bench, Found, graph_files};
 use crate::bench::markdown::{known, table};
+use crate::failure::{Context, Result};
 
 const ROUNDING_US: f64 = 0.05;
 
@@ -76,7 +76,7 @@ impl Compared {
 }
 
 /// Plans each graph's points as one frontier and compares.
-pub fn measure(bench: &Bench, file: &Path, graphs: &Path) -> anyhow::Result<Found> {
+pub fn measure(bench: &Bench, file: &Path, graphs: &Path) -> Result<Found> {
     let bytes = std::fs::read(file).with_context(|| file.display().to_string())?;
     let anchors: Anchors =
         serde_json::from_slice(&bytes).with_context(|| file.display().to_string())?;

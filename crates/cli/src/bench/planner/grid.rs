@@ -9,6 +9,7 @@ use tightfit::plan::Planner;
 use super::subject::{Planned, Subject};
 use super::{Bench, Found, graph_files};
 use crate::bench::markdown::{percent, points, ratio, seconds, table};
+use crate::failure::Result;
 use crate::figures::Figures;
 
 /// What all planners achieved for one budget.
@@ -43,7 +44,7 @@ pub fn measure(
     folder: &Path,
     planners: &[Planner],
     fractions: &[f64],
-) -> anyhow::Result<Found> {
+) -> Result<Found> {
     let mut rows: Vec<Row> = Vec::new();
     for path in graph_files(folder)? {
         let subject = Subject::read(&path)?;

@@ -9,10 +9,10 @@ mod synthetic;
 mod tiers;
 
 use crate::exit_code::ExitCode;
+use crate::failure::{Context, Result};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::Context;
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value};
@@ -108,7 +108,7 @@ struct Found {
 }
 
 /// Measures, prints and writes.
-pub fn planner(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub fn planner(arguments: &Arguments) -> Result<ExitCode> {
     for path in [&arguments.json, &arguments.markdown].into_iter().flatten() {
         output::writable(path)?;
     }
@@ -206,7 +206,7 @@ fn progress() -> ProgressBar {
 }
 
 /// Graph files of a folder, by name.
-fn graph_files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
+fn graph_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let read = || -> std::io::Result<Vec<PathBuf>> {
         std::fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path())).collect()
     };

@@ -3,7 +3,6 @@
 
 use std::path::Path;
 
-use anyhow::{Context, ensure};
 use serde_json::{Value, json};
 use tightfit::check::check;
 use tightfit::graph::Graph;
@@ -14,6 +13,7 @@ use tightfit::units::{Bytes, Seconds};
 use tightfit::{FitError, FittedPoint, Goal, Request, fit, frontier};
 
 use super::Bench;
+use crate::failure::{Context, Failure, Result};
 use crate::figures::Figures;
 use crate::input::{self, OnMachine};
 use crate::tier;
@@ -40,19 +40,16 @@ pub struct Planned {
 
 impl Subject {
     /// Reads a graph, on the machine that graphs are planned for.
-    pub fn read(path: &Path) -> anyhow::Result<Subject> {
+    pub fn read(path: &Path) -> Result<Subject> {
         Subject::read_on(path, Ok)
     }
 
     /// The same with a tier below the device, by the name of its preset.
-    pub fn read_with_tier(path: &Path, tier: &str) -> anyhow::Result<Subject> {
+    pub fn read_with_tier(path: &Path, tier: &str) -> Result<Subject> {
         Subject::read_on(path, |machine| tier::preset(machine, tier))
     }
 
-    fn read_on(
-        path: &Path,
-        change: impl FnOnce(Machine) -> anyhow::Result<Machine>,
-    ) -> anyhow::Result<Subject> {
+    fn read_on(path: &Path, change: impl FnOnce(Machine) -> Result<Machine>) -> Result<Subject> {
         let (graph, is_step) = input::graph(path)?;
         let machine = change(OnMachine::default().machine(is_step)?)?;
         let profile = Profile::new(&graph, &machine);
@@ -79,7 +76,7 @@ impl Subject {
         bench: &Bench,
         budgets: &[Bytes],
         planner: Planner,
-    ) -> anyhow::Result<Vec<Planned>> {
+    ) -> Result<Vec<Planned>> {
         bench.doing(format!("{}, {}", self.name, planner.name()));
         let points = frontier(
             &self.graph,
@@ -93,14 +90,14 @@ impl Subject {
     }
 
     /// Plans for one budget.
-    pub fn plan(&self, bench: &Bench, budget: Bytes, planner: Planner) -> anyhow::Result<Planned> {
+    pub fn plan(&self, bench: &Bench, budget: Bytes, planner: Planner) -> Result<Planned> {
         self.frontier(bench, &[budget], planner)?
             .pop()
             .context("a frontier has a point for each budget")
     }
 
     /// The smallest slab that a planner reaches; none if its time was up before.
-    pub fn smallest(&self, bench: &Bench, planner: Planner) -> anyhow::Result<Option<Bytes>> {
+    pub fn smallest(&self, bench: &Bench, planner: Planner) -> Result<Option<Bytes>> {
         bench.doing(format!("{}, {}, as small as possible", self.name, planner.name()));
         let request = Request { planner, effort: bench.effort, ..Request::default() };
         let result = fit(&self.graph, &self.profile, &request);
@@ -128,7 +125,7 @@ impl Subject {
         graph.compute_nodes().into_iter().map(of).max().unwrap_or(Bytes::ZERO)
     }
 
-    fn judged(&self, point: FittedPoint, planner: Planner) -> anyhow::Result<Planned> {
+    fn judged(&self, point: FittedPoint, planner: Planner) -> Result<Planned> {
         let FittedPoint { budget, result, first, total } = point;
         let here =
             || format!("{} at {} bytes with planner {}", self.name, budget.0, planner.name());
@@ -139,11 +136,12 @@ impl Subject {
                 check(&self.graph, &self.profile, fitted.schedule(), budget).with_context(here)?;
                 let figures = Figures::of(&fitted, self.seconds);
                 let least = figures.gap.is_none_or(|gap| gap >= -1e-9);
-                ensure!(
-                    least,
-                    "{}: the plan is faster than its own bound; one of them is wrong",
-                    here()
-                );
+                if !least {
+                    return Err(Failure::other(format_args!(
+                        "{}: the plan is faster than its own bound; one of them is wrong",
+                        here()
+                    )));
+                }
                 Some(figures)
             }
         };

@@ -5,7 +5,6 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tightfit::plan::Planner;
@@ -15,6 +14,7 @@ use tightfit_engine::process;
 use super::subject::Subject;
 use super::{Bench, Found, graph_files};
 use crate::bench::markdown::{known, percent, points, ratio, seconds, table};
+use crate::failure::{Context, Result};
 
 #[derive(Deserialize)]
 struct Optima {
@@ -22,7 +22,7 @@ struct Optima {
 }
 
 /// Small graphs at half of their peak, compared with their optima.
-pub fn optima(bench: &Bench, folder: &Path) -> anyhow::Result<Found> {
+pub fn optima(bench: &Bench, folder: &Path) -> Result<Found> {
     let file = folder.join("optima.json");
     let bytes = std::fs::read(&file).with_context(|| file.display().to_string())?;
     let optima: Optima =
@@ -65,7 +65,7 @@ pub fn optima(bench: &Bench, folder: &Path) -> anyhow::Result<Found> {
 }
 
 /// Long transformers: seconds and bytes that planning itself takes.
-pub fn transformers(bench: &Bench, folder: &Path) -> anyhow::Result<Found> {
+pub fn transformers(bench: &Bench, folder: &Path) -> Result<Found> {
     let is_transformer = |path: &Path| {
         path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"transformer-"))
     };

@@ -11,6 +11,7 @@ use tightfit::units::Bytes;
 use super::subject::{Planned, Subject};
 use super::{Bench, Found, graph_files};
 use crate::bench::markdown::{known, percent, table};
+use crate::failure::Result;
 
 /// The tier, by the name of its preset.
 const TIER: &str = "pcie4";
@@ -52,7 +53,7 @@ struct Smallest {
 }
 
 /// Plans and compares.
-pub fn measure(bench: &Bench, folder: &Path, fractions: &[f64]) -> anyhow::Result<Found> {
+pub fn measure(bench: &Bench, folder: &Path, fractions: &[f64]) -> Result<Found> {
     let (mut rows, mut smallest): (Vec<Row>, Vec<Smallest>) = (Vec::new(), Vec::new());
     for path in graph_files(folder)? {
         let [without, with] = [Subject::read(&path)?, Subject::read_with_tier(&path, TIER)?];

@@ -2,7 +2,7 @@
 //! Invariant: every node says which forward node it differentiates, and operations are counted as
 //! model FLOPs are: two for each multiplication of a product, half of the attention matrix.
 
-use anyhow::Context;
+use crate::failure::{Context, Result};
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::id::{ModuleId, NodeId, ValueId};
 use tightfit::tensor::DType;
@@ -126,7 +126,7 @@ impl Llama {
     }
 
     /// Forward and backward pass of a micro-batch.
-    pub fn graph(&self) -> anyhow::Result<Graph> {
+    pub fn graph(&self) -> Result<Graph> {
         let &Llama { name, layers, width, keys, hidden, vocabulary, tokens } = self;
         let mut step = Step { builder: GraphBuilder::new(name), calls: Vec::new() };
         let words = step.leaf("input", Phase::Input, &[tokens], DType::I64);
@@ -204,7 +204,7 @@ impl Llama {
 }
 
 /// The derivatives of all calls, the last ones first.
-fn backward(step: &mut Step, loss: Tensor) -> anyhow::Result<()> {
+fn backward(step: &mut Step, loss: Tensor) -> Result<()> {
     let calls = std::mem::take(&mut step.calls);
     let mut gradients = std::collections::BTreeMap::from([(loss.value, loss)]);
     for call in calls.iter().rev() {

@@ -2,6 +2,7 @@
 //! itself and checks the schedules that it received against that, so nothing runs that it did not
 //! check.
 
+use crate::failure::Result;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -77,7 +78,7 @@ impl ToldDivision {
     }
 
     /// Divides the step in this way.
-    fn divide(self, step: &Step) -> anyhow::Result<Divided> {
+    fn divide(self, step: &Step) -> Result<Divided> {
         match self {
             ToldDivision::Stages { rows, of_forward, ahead, behind } => {
                 let rows = read_csv(&rows).map_err(|error| no_plan(error.to_string()))?;
@@ -101,12 +102,7 @@ fn no_plan(says: String) -> Refused {
 }
 
 /// Tells all other ranks what to run.
-pub fn tell(
-    link: &dyn Link,
-    step: &Step,
-    chosen: &Chosen,
-    deadline: Duration,
-) -> anyhow::Result<()> {
+pub fn tell(link: &dyn Link, step: &Step, chosen: &Chosen, deadline: Duration) -> Result<()> {
     let division = ToldDivision::of(step, &chosen.division);
     for rank in (1..link.ranks()).map(RankId::from_u32) {
         let (step, plan) = (&chosen.divided.ranks[rank], &chosen.plans[rank]);
@@ -129,7 +125,7 @@ pub fn tell(
 
 /// Receives from the first rank what this one is to run, the routes of all messages, and how long
 /// it waits for others.
-pub fn hear(link: &dyn Link, step: &Step) -> anyhow::Result<(Share, Vec<Route>, Duration)> {
+pub fn hear(link: &dyn Link, step: &Step) -> Result<(Share, Vec<Route>, Duration)> {
     let leader = RankId::from_u32(0);
     let mut length = [0; 8];
     link.take(leader, &mut length)?;
@@ -142,7 +138,7 @@ pub fn hear(link: &dyn Link, step: &Step) -> anyhow::Result<(Share, Vec<Route>, 
     let seconds = seconds.map_err(|error| no_plan(error.to_string()))?;
     let divided = told.division.divide(step)?;
     let slab = Bytes(told.slab);
-    let checked = |graph: &Graph, plan: &Value| -> anyhow::Result<Checked> {
+    let checked = |graph: &Graph, plan: &Value| -> Result<Checked> {
         let profile = Profile::measured(graph, &machine, &seconds);
         let schedule = schedule::read(graph, plan.to_string().as_bytes())?;
         let checked = Checked::new(graph, &profile, schedule)?;

@@ -6,7 +6,6 @@
 
 use std::path::Path;
 
-use anyhow::Context;
 use tightfit::FitError;
 use tightfit::id::{NodeId, PrimaryMap, RankId, SecondaryMap, StageId};
 use tightfit::pipeline::stages::{Devices, cuts, layer_costs};
@@ -22,6 +21,7 @@ use tightfit_engine::{Budget, FittingError, Step};
 use super::chosen::{Asked, Chosen, Division, Known, better, the_best};
 use super::figures::{Figures, RankFigures};
 use super::order::{NotASchedule, from_file};
+use crate::failure::{Context, Failure, Result};
 use crate::interrupt;
 use crate::values::{NoRanks, Room};
 
@@ -38,13 +38,13 @@ struct Candidate {
 }
 
 /// Chooses.
-pub fn choose(asked: &Asked<'_>, stages: u32) -> anyhow::Result<Chosen> {
+pub fn choose(asked: &Asked<'_>, stages: u32) -> Result<Chosen> {
     let order = order(asked, stages)?;
     let known = Known::of(asked)?;
     let plans = Plans { asked, known: &known };
     let budget = known.budget;
     let mut best: Option<Chosen> = None;
-    let mut refused: Option<anyhow::Error> = None;
+    let mut refused: Option<Failure> = None;
     let of_one = Profile::measured(&asked.step.training, &known.machine, &known.seconds);
     let devices = Devices {
         ranks: stages,
@@ -89,9 +89,9 @@ fn candidates(
     order: Order,
     profile: &Profile,
     devices: &Devices,
-) -> anyhow::Result<Vec<Candidate>> {
+) -> Result<Vec<Candidate>> {
     let (stages, micro_batches) = (devices.ranks, asked.arguments.accumulation.micro_batches());
-    let of = |schedule: PipelineSchedule| -> anyhow::Result<Vec<Candidate>> {
+    let of = |schedule: PipelineSchedule| -> Result<Vec<Candidate>> {
         let rows = schedule.rows(stages, micro_batches)?;
         of_order(asked.step, profile, devices, schedule.name(), &rows)
     };
@@ -125,7 +125,7 @@ fn of_order(
     devices: &Devices,
     name: &str,
     rows: &Rows,
-) -> anyhow::Result<Vec<Candidate>> {
+) -> Result<Vec<Candidate>> {
     let stages = rows.placement.len();
     let layers = layers(&step.training, profile, stages)?;
     let costs = layer_costs(&step.training, profile, &layers, None)?;
@@ -152,7 +152,7 @@ struct Plans<'a> {
 
 impl Plans<'_> {
     /// An order with the plan of each rank, in which messages have as much leeway as fits.
-    fn roomy(&self, candidate: &Candidate) -> anyhow::Result<Chosen> {
+    fn roomy(&self, candidate: &Candidate) -> Result<Chosen> {
         let early = Leeway { ahead: self.asked.ahead, ..Leeway::OF_SENDERS };
         let mut leeways = vec![early, Leeway::OF_SENDERS];
         leeways.dedup();
@@ -163,23 +163,22 @@ impl Plans<'_> {
     }
 
     /// Why a rank does not fit with this cut, which says nothing of other cuts.
-    fn refusal(&self, error: anyhow::Error, schedule: &str, rank: RankId) -> anyhow::Error {
-        let (budget, room, because) = match error.downcast::<FittingError>() {
-            Ok(FittingError::Fit(FitError::Plan(PlanError::Infeasible(found)))) => {
-                (found.budget, Room::Enough(found.reached), Some(found))
+    fn refusal(&self, error: Failure, schedule: &str, rank: RankId) -> Failure {
+        let (budget, room, because) = match error.cause() {
+            Some(FittingError::Fit(FitError::Plan(PlanError::Infeasible(found)))) => {
+                (found.budget, Room::Enough(found.reached), Some(found.clone()))
             }
-            Ok(FittingError::Fit(FitError::Plan(PlanError::NotFound(found)))) => {
+            Some(FittingError::Fit(FitError::Plan(PlanError::NotFound(found)))) => {
                 (found.budget, Room::Enough(found.reached), None)
             }
-            Ok(error) => return anyhow::Error::from(error).context(format!("{schedule}: {rank}")),
-            Err(error) => return error.context(format!("{schedule}: {rank}")),
+            _ => return error.context(format_args!("{schedule}: {rank}")),
         };
         let (devices, schedule) = (self.asked.way.ranks(), schedule.to_string());
         NoRanks { devices, budget, schedule, rank, room, because }.into()
     }
 
     /// An order with the plan of each rank.
-    fn of(&self, candidate: &Candidate, leeway: Leeway) -> anyhow::Result<Chosen> {
+    fn of(&self, candidate: &Candidate, leeway: Leeway) -> Result<Chosen> {
         let &Plans { asked, known } = self;
         let Known { machine, seconds, unplanned, .. } = known;
         let step = asked.step;

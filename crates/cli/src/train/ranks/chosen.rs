@@ -18,6 +18,7 @@ use super::figures::Figures;
 use super::share::Share;
 use super::{Transport, Way};
 use crate::calls::{self, Subject};
+use crate::failure::{Failure, Result};
 use crate::train::Arguments;
 use crate::values::{NoRanks, Room};
 use crate::{input, processor};
@@ -62,7 +63,7 @@ pub struct Known {
 
 impl Known {
     /// Measures calls, or takes their times from the cache.
-    pub fn of(asked: &Asked<'_>) -> anyhow::Result<Known> {
+    pub fn of(asked: &Asked<'_>) -> Result<Known> {
         let &Asked { arguments, step, budget, threads, .. } = asked;
         let whole = step.clone().accumulated(arguments.accumulation.micro_batches())?;
         input::note_repeated_rows(asked.data, &whole);
@@ -104,7 +105,7 @@ impl Known {
         asked: &Asked<'_>,
         step: &Step,
         parts: usize,
-    ) -> Result<FittedStep, anyhow::Error> {
+    ) -> Result<FittedStep, Failure> {
         let (arguments, budget) = (asked.arguments, self.budget);
         let mut effort = arguments.limits.effort(arguments.planner, asked.seed);
         effort.deadline = Seconds(effort.deadline.0 / parts as f64);
@@ -197,8 +198,8 @@ fn long(Seconds(seconds): Seconds) -> Duration {
 /// budget.
 pub fn better(
     best: &mut Option<Chosen>,
-    refused: &mut Option<anyhow::Error>,
-    planned: anyhow::Result<Chosen>,
+    refused: &mut Option<Failure>,
+    planned: Result<Chosen>,
     budget: Budget,
 ) {
     match planned {
@@ -220,7 +221,7 @@ pub fn better(
 }
 
 /// The best of what was planned.
-pub fn the_best(best: Option<Chosen>, refused: Option<anyhow::Error>) -> anyhow::Result<Chosen> {
+pub fn the_best(best: Option<Chosen>, refused: Option<Failure>) -> Result<Chosen> {
     match (best, refused) {
         (Some(chosen), _) => Ok(chosen),
         (None, Some(refused)) => Err(refused),
@@ -234,8 +235,8 @@ fn largest(chosen: &Chosen) -> Bytes {
 }
 
 /// The budget that would suffice, of a refusal that names one.
-fn reached(error: &anyhow::Error) -> Bytes {
-    match error.downcast_ref() {
+fn reached(error: &Failure) -> Bytes {
+    match error.cause() {
         Some(NoRanks { room: Room::Enough(bytes), .. }) => *bytes,
         _ => Bytes::LIMIT,
     }

@@ -9,6 +9,7 @@ use tightfit_engine::weights::Progress;
 use tightfit_engine::{Dataset, Step, VERSION, process};
 
 use super::refused::Refused;
+use crate::failure::Result;
 use crate::processor;
 use crate::train::Arguments;
 
@@ -89,7 +90,7 @@ impl Greeting {
     }
 
     /// Sends it, and receives what the others say.
-    pub fn exchange(&self, link: &dyn Link) -> anyhow::Result<Agreed> {
+    pub fn exchange(&self, link: &dyn Link) -> Result<Agreed> {
         let said = serde_json::to_vec(self)?;
         let mut all: Vec<Greeting> = Vec::new();
         for (rank, said) in (0..).map(RankId::from_u32).zip(link.gather(&said)?) {

@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
 use tightfit::id::RankId;
 use tightfit::units::Bytes;
 use tightfit_engine::transport::Link;
@@ -17,6 +16,7 @@ use super::greeting::Greeting;
 use super::share::Share;
 use super::{Way, assignment, choose, rank};
 use crate::exit_code::{ExitCode, OTHER_RANK};
+use crate::failure::{Context, Result};
 use crate::train::announce::announce_saving;
 use crate::train::resident::Resident;
 use crate::train::{Arguments, begins, distinct, open};
@@ -34,7 +34,7 @@ const EXCHANGING: Bytes = Bytes(2 << 20);
 const START: Duration = Duration::from_secs(10);
 
 /// Trains as one process of a job, and reports.
-pub fn train(arguments: &Arguments, way: Way) -> anyhow::Result<ExitCode> {
+pub fn train(arguments: &Arguments, way: Way) -> Result<ExitCode> {
     process::one_heap();
     // Threads that start from here on inherit how signals are treated.
     interrupt::listen();
@@ -55,7 +55,7 @@ pub fn train(arguments: &Arguments, way: Way) -> anyhow::Result<ExitCode> {
     };
     let ran = ranked(arguments, way, link, job.first_nearby(), beside).map_err(|error| {
         // The others need not know what is alive at a node.
-        link.abort(failure::message(&error).lines().next().unwrap_or_default());
+        link.abort(error.to_string().lines().next().unwrap_or_default());
         error.context(job.rank().to_string())
     });
     // All of them speak before one of them ends, after which `mpirun` ends the others.
@@ -81,7 +81,7 @@ fn ranked(
     link: &MpiLink,
     first_nearby: u32,
     beside: Bytes,
-) -> anyhow::Result<ExitCode> {
+) -> Result<ExitCode> {
     let leads = link.rank() == RankId::from_u32(0);
     let budget: Budget = arguments.budget.parse()?;
     let (step, data) = open(arguments)?;

@@ -28,11 +28,11 @@ use tightfit::units::Seconds;
 
 use super::Arguments;
 use crate::exit_code::ExitCode;
+use crate::failure::Result;
 use crate::progress;
 use crate::values::deadline;
 use chosen::{Asked, Chosen};
 
-pub use order::NotASchedule;
 pub use refused::Refused as RanksRefused;
 
 /// Several ranks, as they are given on the command line.
@@ -153,7 +153,7 @@ impl Ranks {
 }
 
 /// Trains on several ranks, and reports.
-pub fn train(arguments: &Arguments, way: Way) -> anyhow::Result<ExitCode> {
+pub fn train(arguments: &Arguments, way: Way) -> Result<ExitCode> {
     match arguments.ranks.transport {
         Transport::Thread => threads::train(arguments, way),
         #[cfg(feature = "mpi")]
@@ -164,7 +164,7 @@ pub fn train(arguments: &Arguments, way: Way) -> anyhow::Result<ExitCode> {
 }
 
 /// Chooses what the ranks run.
-fn choose(asked: &Asked<'_>) -> anyhow::Result<Chosen> {
+fn choose(asked: &Asked<'_>) -> Result<Chosen> {
     progress::during("planning the ranks", Seconds(f64::INFINITY), || match asked.way {
         Way::Stages(ranks) => choose::choose(asked, ranks),
         Way::Shards(ranks) => shared::choose(asked, ranks),

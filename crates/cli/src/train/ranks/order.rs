@@ -4,6 +4,7 @@
 use std::io;
 use std::path::Path;
 
+use tightfit::exit::{Coded, Exit};
 use tightfit::graph::limits::MOST_SCHEDULE;
 use tightfit::pipeline::{CsvError, PipelineSchedule, Rows, read_csv};
 
@@ -74,4 +75,14 @@ pub fn from_file(path: &Path, stages: u32, asked: u32) -> Result<Rows, NotASched
         return Err(NotASchedule::Other { name, ranks, micro_batches, stages, asked });
     }
     Ok(rows)
+}
+
+impl Coded for NotASchedule {
+    fn exit(&self) -> Exit {
+        match self {
+            NotASchedule::Unread { .. } => Exit::File,
+            NotASchedule::Csv { .. } => Exit::Content,
+            NotASchedule::Unknown { .. } | NotASchedule::Other { .. } => Exit::Usage,
+        }
+    }
 }

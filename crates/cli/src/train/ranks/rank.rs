@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use anyhow::Context;
+use tightfit::exit::Exit;
 use tightfit_engine::transport::Link;
 use tightfit_engine::{Dataset, FastestStep, Session, weights};
 
@@ -12,6 +12,7 @@ use super::report::Outcome;
 use super::share::Share;
 use super::{Transport, trace};
 use crate::exit_code::ExitCode;
+use crate::failure::{Context, Result};
 use crate::train::ending::{Ending, said};
 use crate::train::placement::Placed;
 use crate::train::resident::Resident;
@@ -25,7 +26,7 @@ pub fn run(
     mut data: Dataset,
     link: Arc<dyn Link>,
     (seed, resident): (u64, Resident),
-) -> anyhow::Result<ExitCode> {
+) -> Result<ExitCode> {
     let mut session = share.session(link, seed)?;
     let step = &share.step;
     if let Some(path) = &arguments.resume {
@@ -73,7 +74,7 @@ pub fn run(
         weights::save(path, &session, &step.name).with_context(lost)?;
     }
     let done = session.next_step;
-    let rest = || -> anyhow::Result<()> {
+    let rest = || -> Result<()> {
         let processes = processes(&session, arguments.ranks.transport, resident.now())?;
         if let (Some(path), Some(fastest)) = (&arguments.trace, &fastest) {
             trace::write(path, &session, share, fastest)?;
@@ -107,7 +108,7 @@ pub fn run(
             Ending::InOrder | Ending::Failed(_) => Ok(crate::output::flush()?),
         }
     };
-    rest().map_err(|error| match error.is::<crate::train::LossNotFinite>() {
+    rest().map_err(|error| match error.exit() == Exit::NotFinite {
         true => error,
         false => error.context(said(path, done)),
     })?;
@@ -115,17 +116,13 @@ pub fn run(
 }
 
 /// The signal that asked any rank to end; zero if none did.
-fn signal_of_any(session: &Session) -> anyhow::Result<i32> {
+fn signal_of_any(session: &Session) -> Result<i32> {
     // A batch system may ask only the processes of one computer.
     Ok(session.largest(interrupt::signal().into())? as i32)
 }
 
 /// Most resident bytes of each process.
-fn processes(
-    session: &Session,
-    transport: Transport,
-    own: Resident,
-) -> anyhow::Result<Vec<Resident>> {
+fn processes(session: &Session, transport: Transport, own: Resident) -> Result<Vec<Resident>> {
     if transport == Transport::Thread {
         return Ok(vec![own]);
     }

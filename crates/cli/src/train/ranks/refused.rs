@@ -34,3 +34,5 @@ pub enum Refused {
         says: String,
     },
 }
+
+coded!(Usage: Refused);

@@ -2,6 +2,7 @@
 //! within the budget. Which bits come out depends on the number of ranks and on when gradients are
 //! exchanged, both of which are requested, and on nothing that is chosen here.
 
+use crate::failure::Result;
 use tightfit::id::RankId;
 use tightfit::pipeline::RankInTime;
 use tightfit::sharded::{Reductions, in_time};
@@ -13,7 +14,7 @@ use super::figures::{Figures, RankFigures};
 use super::{Reduce, Transport};
 
 /// Plans.
-pub fn choose(asked: &Asked<'_>, ranks: u32) -> anyhow::Result<Chosen> {
+pub fn choose(asked: &Asked<'_>, ranks: u32) -> Result<Chosen> {
     let micro_batches = asked.arguments.accumulation.micro_batches();
     let reductions = match asked.arguments.ranks.reduce {
         Reduce::MicroBatch => Reductions::EachMicroBatch,

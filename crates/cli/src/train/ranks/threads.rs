@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::thread;
 
-use anyhow::{Context, anyhow};
 use thiserror::Error;
 use tightfit::id::RankId;
 use tightfit::units::Bytes;
@@ -14,6 +13,7 @@ use super::announce::announce;
 use super::chosen::Asked;
 use super::{Way, choose, rank};
 use crate::exit_code::ExitCode;
+use crate::failure::{Context, Failure, Result};
 use crate::train::announce::announce_saving;
 use crate::train::resident::Resident;
 use crate::train::{Arguments, begins, distinct, open};
@@ -26,8 +26,10 @@ struct Panicked {
     rank: RankId,
 }
 
+coded!(Other: Panicked);
+
 /// Trains on threads, and reports.
-pub fn train(arguments: &Arguments, way: Way) -> anyhow::Result<ExitCode> {
+pub fn train(arguments: &Arguments, way: Way) -> Result<ExitCode> {
     let budget: Budget = arguments.budget.parse()?;
     process::one_heap();
     let (step, data) = open(arguments)?;
@@ -66,7 +68,7 @@ pub fn train(arguments: &Arguments, way: Way) -> anyhow::Result<ExitCode> {
     }
     let resident = Resident::before_steps();
     let links = thread_links(way.ranks(), routes, deadline);
-    let results: Vec<anyhow::Result<ExitCode>> = thread::scope(|scope| {
+    let results: Vec<Result<ExitCode>> = thread::scope(|scope| {
         let running: Vec<_> = links
             .into_iter()
             .zip(shares.values())
@@ -92,7 +94,7 @@ pub fn train(arguments: &Arguments, way: Way) -> anyhow::Result<ExitCode> {
             .collect();
         let ranks = (0..).map(RankId::from_u32);
         let joined = running.into_iter().zip(ranks).map(|(rank, number)| {
-            rank.join().unwrap_or_else(|_| Err(anyhow!(Panicked { rank: number })))
+            rank.join().unwrap_or_else(|_| Err(Panicked { rank: number }.into()))
         });
         joined.collect()
     });
@@ -109,9 +111,9 @@ impl Drop for StopsAll<'_> {
 }
 
 /// The outcome of all ranks: the first cause, if one failed.
-fn verdict(results: Vec<anyhow::Result<ExitCode>>) -> anyhow::Result<ExitCode> {
+fn verdict(results: Vec<Result<ExitCode>>) -> Result<ExitCode> {
     let mut code = interrupt::code();
-    let mut failed: Option<anyhow::Error> = None;
+    let mut failed: Option<Failure> = None;
     for result in results {
         match result {
             Ok(own) => code = own,
@@ -123,21 +125,18 @@ fn verdict(results: Vec<anyhow::Result<ExitCode>>) -> anyhow::Result<ExitCode> {
 }
 
 /// Whether a rank only says that another one failed.
-fn is_of_another(error: &anyhow::Error) -> bool {
+fn is_of_another(error: &Failure) -> bool {
     let aborted = |error: &LinkError| matches!(error, LinkError::Aborted { .. });
-    error.chain().any(|cause| {
-        let of_session = cause.downcast_ref::<SessionError>().is_some_and(|error| match error {
-            SessionError::Link(error) => aborted(error),
-            SessionError::Step { error: StepError::Link(error), .. } => aborted(error),
-            SessionError::OtherRank(_) => true,
-            _ => false,
-        });
-        let of_weights = cause.downcast_ref::<weights::WeightsError>();
-        of_session
-            || of_weights.is_some_and(|error| match error {
-                weights::WeightsError::Link(error) => aborted(error),
-                weights::WeightsError::OtherRank(_) => true,
-                _ => false,
-            })
-    })
+    let of_session = error.cause().is_some_and(|error| match error {
+        SessionError::Link(error) => aborted(error),
+        SessionError::Step { error: StepError::Link(error), .. } => aborted(error),
+        SessionError::OtherRank(_) => true,
+        _ => false,
+    });
+    let of_weights = error.cause().is_some_and(|error| match error {
+        weights::WeightsError::Link(error) => aborted(error),
+        weights::WeightsError::OtherRank(_) => true,
+        _ => false,
+    });
+    of_session || of_weights
 }

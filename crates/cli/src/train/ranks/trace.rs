@@ -8,15 +8,11 @@ use tightfit_engine::{FastestStep, Session};
 use tightfit_report::{Course, Trace, join};
 
 use super::share::Share;
+use crate::failure::Result;
 use crate::output;
 
 /// Has the first rank write what all of them have measured.
-pub fn write(
-    path: &Path,
-    session: &Session,
-    share: &Share,
-    fastest: &FastestStep,
-) -> anyhow::Result<()> {
+pub fn write(path: &Path, session: &Session, share: &Share, fastest: &FastestStep) -> Result<()> {
     let Share { step, training, machine, .. } = share;
     let own = fastest.calls().map(|calls| {
         let times: Vec<(Seconds, Seconds)> =

@@ -9,6 +9,7 @@ use tightfit::analysis::modules::{ModuleIndex, Parameters, parameters};
 use tightfit::analysis::{
     AccessTable, Dataflow, MemoryCurve, Operator, PeakInterval, access_profile, dataflow, operators,
 };
+use tightfit::exit::{Coded, Exit};
 use tightfit::graph::{Graph, Phase};
 use tightfit::id::NodeId;
 use tightfit::machine::Machine;
@@ -17,6 +18,7 @@ use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::{Budget, BudgetError, Reserve};
 
+use crate::failure::Result;
 use crate::input;
 use crate::values::BelowReserve;
 
@@ -94,7 +96,7 @@ impl Facts {
         machine: Machine,
         budget: Option<Budget>,
         within: Option<&str>,
-    ) -> anyhow::Result<Facts> {
+    ) -> Result<Facts> {
         if budget == Some(Budget::Smallest) {
             return Err(Refused::Smallest.into());
         }
@@ -208,4 +210,13 @@ fn module(flow: &Dataflow, name: &str) -> Result<ModuleIndex, Refused> {
         })?;
     }
     Ok(at)
+}
+
+impl Coded for Refused {
+    fn exit(&self) -> Exit {
+        match self {
+            Refused::Module { .. } => Exit::Usage,
+            Refused::Smallest => Exit::Budget,
+        }
+    }
 }

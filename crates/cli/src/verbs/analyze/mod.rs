@@ -6,6 +6,7 @@ mod json;
 mod rows;
 
 use crate::exit_code::ExitCode;
+use crate::failure::Result;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -68,7 +69,7 @@ pub struct Arguments {
 }
 
 /// Analyzes and prints.
-pub fn analyze(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+pub fn analyze(arguments: &Arguments) -> Result<ExitCode> {
     let budget: Option<Budget> = arguments.budget.as_deref().map(str::parse).transpose()?;
     let (graph, is_step) = input::graph(&arguments.graph)?;
     let machine = arguments.on.machine(is_step)?;
@@ -108,7 +109,7 @@ pub fn document(
     budget: Option<Budget>,
     module: Option<&str>,
     depth: usize,
-) -> anyhow::Result<Value> {
+) -> Result<Value> {
     Ok(json::json(&Facts::new(graph, machine, budget, module)?, depth))
 }
 

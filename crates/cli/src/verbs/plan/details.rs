@@ -12,6 +12,7 @@ use tightfit_engine::{FittedGraph, FittingError};
 use super::explain::{self, Explained};
 use super::recomputed::{print_recomputed, recomputed_json};
 use super::swapped::{print_swapped, swapped_json};
+use crate::failure::Result;
 use crate::output::{Printed, Unprinted};
 use crate::values::NoVariants;
 
@@ -75,7 +76,7 @@ impl Details {
         profile: &Profile,
         planner: Planner,
         planned: &'a FittedGraph,
-    ) -> anyhow::Result<Shown<'a>> {
+    ) -> Result<Shown<'a>> {
         let explained = match self.explain {
             true => explain::of_plan(graph, profile, planner, planned)?,
             false => None,
@@ -116,7 +117,7 @@ pub fn explained(
     profile: &Profile,
     planner: Planner,
     planned: &FittedGraph,
-) -> anyhow::Result<Value> {
+) -> Result<Value> {
     let details =
         Details { variant: None, swap: false, recomputed: true, explain: true, top: usize::MAX };
     let mut result = json!({});

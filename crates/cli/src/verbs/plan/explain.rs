@@ -1,7 +1,6 @@
 //! Capuchin's choices, as table and as JSON. Invariant: the choices shown are those of the plan
 //! that is shown: they end with its sequence of runs, and with its peak.
 
-use anyhow::ensure;
 use serde_json::{Value, json};
 use tightfit::FitError;
 use tightfit::graph::Graph;
@@ -14,6 +13,7 @@ use tightfit::profile::Profile;
 use tightfit::units::Bytes;
 use tightfit_engine::{FittedGraph, FittingError};
 
+use crate::failure::{Failure, Result};
 use crate::output;
 use crate::table::{Cell, Table};
 
@@ -60,7 +60,7 @@ pub fn of_plan<'a>(
     profile: &Profile,
     planner: Planner,
     planned: &FittedGraph,
-) -> anyhow::Result<Option<Explained<'a>>> {
+) -> Result<Option<Explained<'a>>> {
     let order = base_order(graph, profile);
     let instance = Instance::new(graph, profile, &order);
     let budget = planned.slab();
@@ -74,10 +74,11 @@ pub fn of_plan<'a>(
     };
     let runs = planned.fitted.schedule().runs();
     let explanation = explain(instance, rule, Some(&runs));
-    ensure!(
-        explanation.runs == runs && explanation.peak() == planned.fitted.timeline().peak,
-        "the choices that were found do not make the plan; please report this"
-    );
+    if explanation.runs != runs || explanation.peak() != planned.fitted.timeline().peak {
+        return Err(Failure::other(
+            "the choices that were found do not make the plan; please report this",
+        ));
+    }
     Ok(Some(Explained { graph, rule, explanation }))
 }
 

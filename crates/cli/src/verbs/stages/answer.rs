@@ -24,6 +24,7 @@ use tightfit_engine::{Budget, reserve, within_memory};
 
 use crate::accumulation::Accumulation;
 use crate::effort::{Search, clock};
+use crate::failure::{Failure, Result};
 use crate::input;
 use crate::values::{Lack, NoRanks, NoStages, OtherStages, Room};
 
@@ -136,7 +137,7 @@ pub fn answer<'g>(
     machine: &Machine,
     task: &Task,
     is_over: &(dyn Fn() -> bool + Sync),
-) -> anyhow::Result<Answer<'g>> {
+) -> Result<Answer<'g>> {
     let start = clock();
     let profile = input::profile(graph, machine);
     let reserve = reserve(graph, machine);
@@ -221,7 +222,7 @@ fn by_layers<'g>(
     accumulation: Accumulation,
     asked: &[PipelineSchedule],
     is_over: &(dyn Fn() -> bool + Sync),
-) -> anyhow::Result<Answer<'g>> {
+) -> Result<Answer<'g>> {
     let Answer { graph, cut, costs, devices, budget, reserve, .. } = &answer;
     let micro_batches = accumulation.micro_batches();
     let plans = match &answer.ends {
@@ -253,7 +254,7 @@ fn by_tensors<'g>(
     (task, search): (&Task, Search),
     asked: &[PipelineSchedule],
     (until, is_interrupted): (Option<Seconds>, &(dyn Fn() -> bool + Sync)),
-) -> anyhow::Result<Answer<'g>> {
+) -> Result<Answer<'g>> {
     let effort = search.effort();
     let planning = TensorPlanning {
         graph: answer.graph,
@@ -287,9 +288,9 @@ fn candidates(
     micro_batches: u32,
     asked: &[PipelineSchedule],
     (is_late, is_interrupted): (&dyn Fn() -> bool, &dyn Fn() -> bool),
-) -> anyhow::Result<Vec<StagePlan>> {
+) -> Result<Vec<StagePlan>> {
     let Answer { costs, devices, .. } = answer;
-    let (mut found, mut first): (Vec<StagePlan>, Option<anyhow::Error>) = (Vec::new(), None);
+    let (mut found, mut first): (Vec<StagePlan>, Option<Failure>) = (Vec::new(), None);
     for schedule in asked {
         // The first order that has a cut gets one in any case.
         let is_over = || is_interrupted() || !found.is_empty() && is_late();
@@ -432,7 +433,7 @@ fn room(error: &TensorPlanningError, reserve: Bytes) -> Option<Room> {
 }
 
 /// Why nothing fits, in bytes of the whole budget.
-fn refusal(error: TensorPlanningError, answer: &Answer) -> anyhow::Error {
+fn refusal(error: TensorPlanningError, answer: &Answer) -> Failure {
     let room = room(&error, answer.reserve);
     match (error, room) {
         (
@@ -444,7 +445,7 @@ fn refusal(error: TensorPlanningError, answer: &Answer) -> anyhow::Error {
             NoRanks { devices, budget, schedule, rank, room, because: None }.into()
         }
         (TensorPlanningError::Rank { schedule, rank, error, .. }, None) => {
-            anyhow::Error::from(*error).context(format!("{schedule}: {rank}"))
+            Failure::from(*error).context(format!("{schedule}: {rank}"))
         }
         (TensorPlanningError::Pipeline(error), _) => error.into(),
         (error, _) => error.into(),

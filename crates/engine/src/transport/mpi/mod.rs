@@ -13,6 +13,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use thiserror::Error;
+use tightfit::exit::{Coded, Exit};
 use tightfit::id::RankId;
 
 use crate::transport::{Link, LinkError};
@@ -60,6 +61,15 @@ pub enum JobError {
         /// The requested ranks.
         wanted: u32,
     },
+}
+
+impl Coded for JobError {
+    fn exit(&self) -> Exit {
+        match self {
+            JobError::Absent { .. } => Exit::OtherRank,
+            JobError::Mpi(_) | JobError::Few { .. } | JobError::Others { .. } => Exit::Usage,
+        }
+    }
 }
 
 /// This process's part in a job.

@@ -1,6 +1,7 @@
 //! Why statistics of modules are refused. Invariant: every way of being wrong has a variant of its
 //! own, which names the module and says what to record.
 
+use crate::exit::{Coded, Exit};
 use thiserror::Error;
 
 /// What is wrong with statistics of modules.
@@ -117,4 +118,10 @@ pub enum ModuleInfoError {
         /// The name of the order.
         order: &'static str,
     },
+}
+
+impl Coded for ModuleInfoError {
+    fn exit(&self) -> Exit {
+        Exit::Content
+    }
 }

@@ -4,6 +4,7 @@
 use serde_json::Value;
 use thiserror::Error;
 
+use crate::exit::{Coded, Exit};
 use crate::units::{Bytes, Seconds};
 
 /// One operator of a module's forward pass.
@@ -50,6 +51,12 @@ pub enum OperatorStatsError {
         /// The number of operators in the list.
         operators: usize,
     },
+}
+
+impl Coded for OperatorStatsError {
+    fn exit(&self) -> Exit {
+        Exit::Content
+    }
 }
 
 /// Operators of one module from the JSON of PyTorch's tools (`SACStats`; milliseconds there are

@@ -10,6 +10,7 @@ mod v_shape;
 use cranelift_entity::{EntityRef, PrimaryMap};
 use thiserror::Error;
 
+use crate::exit::{Coded, Exit};
 use crate::id::{RankId, StageId};
 use crate::pipeline::action::{Action, Pass, Rows};
 
@@ -78,6 +79,12 @@ pub enum Unsuited {
         /// The number of micro-batches.
         micro_batches: u32,
     },
+}
+
+impl Coded for Unsuited {
+    fn exit(&self) -> Exit {
+        Exit::Usage
+    }
 }
 
 /// Most actions of all rows together.

@@ -4,6 +4,7 @@
 
 mod words;
 
+use crate::exit::{Alive, Refusal};
 use crate::units::Bytes;
 
 /// A refused budget, with its proof.
@@ -19,4 +20,19 @@ pub struct ModuleInfeasible {
     pub module: String,
     /// What is held there, by kind.
     pub held: Vec<(&'static str, Bytes)>,
+}
+
+impl ModuleInfeasible {
+    /// The figures for a program.
+    pub fn refusal(&self) -> Refusal {
+        let alive =
+            |&(kind, bytes): &(&str, Bytes)| Alive { name: kind.to_string(), made: None, bytes };
+        Refusal {
+            needed: self.proven.then_some(self.least),
+            reached: Some(self.least),
+            module: Some(self.module.clone()),
+            alive: Some(self.held.iter().map(alive).collect()),
+            ..Refusal::of(self.budget, self.proven)
+        }
+    }
 }

@@ -8,6 +8,7 @@ mod memory;
 mod policy;
 mod sharding;
 
+use crate::exit::{Coded, Exit, Refusal};
 use thiserror::Error;
 
 pub use candidate::CheckpointedUnit;
@@ -57,6 +58,25 @@ pub enum ModulePlanError {
         /// The fully qualified name of the module inside.
         lower: String,
     },
+}
+
+impl Coded for ModulePlanError {
+    fn exit(&self) -> Exit {
+        match self {
+            ModulePlanError::Infeasible(proof) => Exit::of_refusal(proof.proven),
+            ModulePlanError::Unsolved { .. } => Exit::NotFound,
+            ModulePlanError::WorldSize
+            | ModulePlanError::Link { .. }
+            | ModulePlanError::Nested { .. } => Exit::Usage,
+        }
+    }
+
+    fn refusal(&self) -> Option<Refusal> {
+        match self {
+            ModulePlanError::Infeasible(proof) => Some(proof.refusal()),
+            _ => None,
+        }
+    }
 }
 
 /// If the solver gave up there is no answer, but a plan that is known already may do.
