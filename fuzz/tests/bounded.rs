@@ -6,11 +6,11 @@
 
 use std::path::Path;
 use std::time::Duration;
-use tightfit_testing::either;
 
 use tightfit_fuzz::campaign::{Campaign, Outcome, run};
 use tightfit_fuzz::child::Workers;
 use tightfit_fuzz::target::Target;
+use tightfit_testing::either;
 
 /// A campaign of the first cases of seed 1.
 fn campaign(target: Target, cases: u64, limit: u64, findings: &Path) -> Outcome {

@@ -3,17 +3,6 @@
 
 use tightfit::exit::Exit;
 
-/// Says how the program ends at errors of these types.
-macro_rules! coded {
-    ($exit:ident: $($error:ty),+ $(,)?) => {
-        $(impl ::tightfit::exit::Coded for $error {
-            fn exit(&self) -> ::tightfit::exit::Exit {
-                ::tightfit::exit::Exit::$exit
-            }
-        })+
-    };
-}
-
 /// Part of `--help`.
 pub const HELP: &str = "\
 Exit codes:

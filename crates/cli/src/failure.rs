@@ -6,7 +6,7 @@ use std::error::Error;
 use std::{fmt, iter};
 
 use serde_json::{Map, Value, json};
-use tightfit::exit::{Alive, Coded, Exit, Refusal};
+use tightfit::exit::{Alive, Coded, Exit, Refusal, coded};
 
 use crate::exit_code::ExitCode;
 

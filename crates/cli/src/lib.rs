@@ -9,8 +9,6 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 #[macro_use]
-pub mod exit_code;
-#[macro_use]
 pub mod output;
 
 pub mod accumulation;
@@ -19,6 +17,7 @@ mod bench;
 pub mod calls;
 mod conclusion;
 pub mod effort;
+pub mod exit_code;
 pub mod failure;
 pub mod figures;
 pub mod frontier;

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use serde_json::{Value, json};
 use textwrap::{Options, WordSplitter, fill};
 use thiserror::Error;
+use tightfit::exit::coded;
 use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::file;
 

@@ -4,6 +4,7 @@
 use std::path::{Component, Path, PathBuf};
 
 use thiserror::Error;
+use tightfit::exit::coded;
 use tightfit_engine::file::end_of_links;
 
 /// A path as people write it: without components that `..` undoes, if that leads to the same file.

@@ -2,7 +2,6 @@
 //! Invariant: a share is one of the baseline peak, that of one device without checkpointing and
 //! without sharding.
 
-use crate::failure::Result;
 use clap::Args;
 use tightfit::analysis::modules::{ModuleIndex, ModuleInfo};
 use tightfit::plan::SolverLimits;
@@ -10,6 +9,7 @@ use tightfit::plan::modules::ModulePlanError;
 use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::{Budget, BudgetError, Reserve};
 
+use crate::failure::Result;
 use crate::values::{UnknownModule, duration, share};
 
 /// What the peaks of planned modules count, and what they leave out.

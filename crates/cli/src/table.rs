@@ -6,6 +6,7 @@ use std::cmp::Ordering;
 
 use textwrap::core::display_width;
 use thiserror::Error;
+use tightfit::exit::coded;
 use tightfit::units::{Bytes, Flops, Seconds};
 
 use crate::{alike, output};

@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use thiserror::Error;
+use tightfit::exit::coded;
 use tightfit::machine::{Machine, MachineError};
 use tightfit::units::Bytes;
 use tightfit_engine::{TierError, tier};

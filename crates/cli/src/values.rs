@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use thiserror::Error;
-use tightfit::exit::{Coded, Exit, Refusal};
+use tightfit::exit::{Coded, Exit, Refusal, coded};
 use tightfit::id::RankId;
 use tightfit::plan::Infeasible;
 use tightfit::units::{Bytes, Seconds};

@@ -8,12 +8,13 @@ mod graphinfo;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use tightfit_testing::first;
 
-use crate::program::{BY_SIZE, Ran, corpus, folded, folder, run};
 use expect_test::{Expect, expect};
 use serde_json::Value;
 use tightfit::graph::write;
+use tightfit_testing::first;
+
+use crate::program::{BY_SIZE, Ran, corpus, folded, folder, run};
 
 /// The figures that are sums, and the one that is a peak.
 const SUMS: [&str; 6] =

@@ -8,10 +8,11 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::program::{Ran, corpus, folder, run, tightfit};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use serde_json::{Value, json};
+
+use crate::program::{Ran, corpus, folder, run, tightfit};
 
 /// Kibibytes of address space.
 const MEMORY: &str = "300000";

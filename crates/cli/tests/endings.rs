@@ -7,8 +7,9 @@ use std::fs::File;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::program::{Ran, corpus, folder, listing, run, tightfit, train};
 use serde_json::Value;
+
+use crate::program::{Ran, corpus, folder, listing, run, tightfit, train};
 
 /// The update of its first step exceeds every number that a weight can hold.
 const DIVERGING: &str = "corpus/steps/mlp-digits --budget 100% --lr 1e30 --eval-batches 0";

@@ -5,9 +5,10 @@
 
 use std::path::Path;
 
-use crate::program::{folder, run, tags};
 use expect_test::{Expect, expect};
 use serde_json::Value;
+
+use crate::program::{folder, run, tags};
 
 const NANO: &str = "corpus/steps/gpt-nano --threads 2";
 const RESNET: &str = "corpus/graphs/resnet50_b32.json.gz";

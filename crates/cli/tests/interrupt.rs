@@ -8,9 +8,10 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-use crate::program::{Ran, folder, tightfit, train};
 use serde_json::Value;
 use tempfile::TempDir;
+
+use crate::program::{Ran, folder, tightfit, train};
 
 /// More steps than anyone waits for.
 const ENDLESS: &str = "4000000000";

@@ -6,10 +6,11 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::program::{Ran, corpus, folder, tightfit};
 use tightfit::machine::Machine;
 use tightfit::profile::{CallSeconds, Profile};
 use tightfit_engine::{Step, VERSION};
+
+use crate::program::{Ran, corpus, folder, tightfit};
 
 const STEP: &str = "corpus/steps/mlp-digits";
 

@@ -3,8 +3,9 @@
 //!
 //! Tier: quick, since it takes 2 s.
 
-use crate::program::{corpus, folder, run};
 use serde_json::json;
+
+use crate::program::{corpus, folder, run};
 
 fn statistics(name: &str) -> String {
     corpus().join(format!("cases/module_info/module_info_{name}.json")).display().to_string()

@@ -5,10 +5,11 @@
 
 use std::path::Path;
 
-use crate::program::{corpus, folded, folder, run};
 use expect_test::expect;
 use serde_json::Value;
 use tightfit::analysis::modules::ModuleInfo;
+
+use crate::program::{corpus, folded, folder, run};
 
 fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value}"))

@@ -7,9 +7,10 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use crate::program::{corpus, folder, run};
 use expect_test::expect_file;
 use serde_json::Value;
+
+use crate::program::{corpus, folder, run};
 
 const LLAMA: &str = "corpus/graphs/llama_1b_b2_s2048.json.gz";
 const VERBS: [&str; 15] = [

@@ -6,8 +6,9 @@
 
 use std::fs;
 
-use crate::program::{Ran, folder, run, train};
 use serde_json::Value;
+
+use crate::program::{Ran, folder, run, train};
 
 /// Losses of four steps, the run's messages, and the weights after it.
 fn trained(step: &str, arguments: &str) -> (Ran, Vec<u8>) {

@@ -5,10 +5,11 @@
 //! Tier: quick with a part of the cases, 27 s; full with all of them.
 
 use std::path::Path;
+
+use serde_json::Value;
 use tightfit_testing::first;
 
 use crate::program::{Ran, folder, listing, run};
-use serde_json::Value;
 
 const STEP: &str = "corpus/steps/gpt-nano";
 const FEW: &str = "--steps 4 --eval-every 2 --eval-batches 2 --seed 3 --threads 2";

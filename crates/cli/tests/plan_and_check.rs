@@ -4,10 +4,11 @@
 //! Tier: quick with a part of the cases, 7 s; full with all of them.
 
 use std::path::Path;
+
+use serde_json::{Value, json};
 use tightfit_testing::first;
 
 use crate::program::{BY_SIZE, GRAPHS, corpus, folder, run, tags};
-use serde_json::{Value, json};
 
 const STEPS: [&str; 3] = ["gpt-nano", "gpt-nano-dropout", "mlp-digits"];
 

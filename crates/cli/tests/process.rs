@@ -8,8 +8,9 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::program::{corpus, folder, run, tightfit};
 use serde_json::Value;
+
+use crate::program::{corpus, folder, run, tightfit};
 
 const STEPS: [&str; 3] = ["gpt-nano", "gpt-nano-dropout", "mlp-digits"];
 /// The arguments of the run that [`inner`] measures, one a line.

@@ -5,8 +5,9 @@
 
 use std::path::Path;
 
-use crate::program::{folder, run, tags, train};
 use serde_json::Value;
+
+use crate::program::{folder, run, tags, train};
 
 const NANO: &str = "corpus/steps/gpt-nano";
 const RESNET: &str = "corpus/graphs/resnet50_b32.json.gz";

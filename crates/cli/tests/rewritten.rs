@@ -5,8 +5,9 @@
 
 use std::path::Path;
 
-use crate::program::{folder, run};
 use serde_json::Value;
+
+use crate::program::{folder, run};
 
 /// Plans and returns what was printed.
 fn plan(folder: &Path, graph: &str, budget: &str, output: &str) -> Value {

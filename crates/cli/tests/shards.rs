@@ -8,8 +8,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use crate::program::{Ran, folder, run, train};
 use safetensors::SafeTensors;
+
+use crate::program::{Ran, folder, run, train};
 
 /// Elements of everything that was saved, by name.
 fn weights(path: &Path) -> BTreeMap<String, Vec<f32>> {

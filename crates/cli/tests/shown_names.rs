@@ -3,8 +3,9 @@
 //!
 //! Tier: quick, since it takes less than a second.
 
-use crate::program::{Ran, folder, run};
 use serde_json::{Value, json};
+
+use crate::program::{Ran, folder, run};
 
 const CLEARS: &str = "\u{1b}[2J\u{9b}31m\r\u{7}\u{7f}\u{202e}x";
 

@@ -3,9 +3,10 @@
 //!
 //! Tier: quick, since it takes less than a second.
 
-use crate::program::{folder, run};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+
+use crate::program::{folder, run};
 
 /// A chain whose backward pass reads what the forward pass reads; a node takes some hundredths of a
 /// nanosecond, times `scale`.

@@ -3,9 +3,10 @@
 //!
 //! Tier: quick with a part of the cases, 22 s; full with all of them.
 
-use crate::program::{folder, run, train};
 use serde_json::Value;
 use tightfit_testing::first;
+
+use crate::program::{folder, run, train};
 
 const LLAMA: &str = "stages corpus/graphs/llama_1b_b2_s2048.json.gz --devices 8 --microbatches 16 \
                      --state 16 --link 50GB/s,10us";

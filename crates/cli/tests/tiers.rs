@@ -5,10 +5,11 @@
 //! Tier: quick with a part of the cases, 24 s; full with all of them.
 
 use std::path::Path;
+
+use serde_json::Value;
 use tightfit_testing::first;
 
 use crate::program::{folder, listing, run};
-use serde_json::Value;
 
 /// A step whose parameters and state are larger than the slab at the budgets below.
 const STEP: &str = "corpus/steps/gpt-nano";

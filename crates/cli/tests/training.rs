@@ -4,11 +4,12 @@
 //! Tier: quick with a part of the cases, 29 s; full with all of them.
 
 use std::path::Path;
+
+use safetensors::SafeTensors;
+use serde_json::Value;
 use tightfit_testing::first;
 
 use crate::program::{corpus, folder, run, train};
-use safetensors::SafeTensors;
-use serde_json::Value;
 
 const STEPS: [&str; 3] = ["gpt-nano", "gpt-nano-dropout", "mlp-digits"];
 

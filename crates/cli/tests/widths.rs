@@ -4,8 +4,9 @@
 //!
 //! Tier: quick with a part of the cases, 3 s; full with all of them.
 
-use crate::program::{BY_SIZE, folder, run};
 use tightfit_testing::first;
+
+use crate::program::{BY_SIZE, folder, run};
 
 const COLUMNS: usize = 80;
 

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use thiserror::Error;
 use tightfit::Fitted;
-use tightfit::exit::{Coded, Exit};
+use tightfit::exit::coded;
 use tightfit::units::Bytes;
 
 use crate::reserve::Reserve;
@@ -50,11 +50,7 @@ pub enum BudgetError {
     },
 }
 
-impl Coded for BudgetError {
-    fn exit(&self) -> Exit {
-        Exit::Budget
-    }
-}
+coded!(Budget: BudgetError);
 
 impl Budget {
     /// The bytes, given the unplanned peak and what the process takes besides the slab; `None` for

@@ -10,7 +10,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
-use tightfit_testing::first;
 
 use rayon::ThreadPoolBuilder;
 use serde_json::json;
@@ -29,6 +28,7 @@ use tightfit_engine::philox::{key, philox};
 use tightfit_engine::step::read_graph;
 use tightfit_engine::transport::{Link, LinkError, Route, thread_links};
 use tightfit_engine::{Executable, Slab, StepError, StepSettings, assert_disjoint};
+use tightfit_testing::first;
 
 const STEPS: u32 = 3;
 

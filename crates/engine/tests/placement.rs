@@ -6,7 +6,6 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use tightfit_testing::first;
 
 use tightfit::effort::Effort;
 use tightfit::graph::{GraphBuilder, Phase};
@@ -20,6 +19,7 @@ use tightfit_engine::{
     Session, SessionError, Step, StepError, TierError, TierFolder, Traffic, VERSION, fit_placed,
     fit_step, weights,
 };
+use tightfit_testing::first;
 
 const POLICIES: [Policy; 3] = [Policy::Auto, Policy::Host, Policy::Device];
 

@@ -7,7 +7,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::generator::{Recipe, recipes};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -24,6 +23,8 @@ use tightfit::{Goal, Request, fit, unplanned};
 use tightfit_engine::philox::{key, philox};
 use tightfit_engine::{Executable, Slab, StepSettings, assert_disjoint};
 use tightfit_testing::config;
+
+use crate::generator::{Recipe, recipes};
 
 const STEPS: u32 = 2;
 

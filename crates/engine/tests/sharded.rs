@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
-use tightfit_testing::first;
 
 use rayon::ThreadPoolBuilder;
 use safetensors::SafeTensors;
@@ -29,6 +28,7 @@ use tightfit_engine::{
     Budget, Dataset, Evaluation, Executable, FitTask, Session, Step, VERSION, assert_disjoint,
     fit_step, weights,
 };
+use tightfit_testing::first;
 
 const MICRO_BATCHES: u32 = 8;
 const STEPS: usize = 4;

@@ -57,6 +57,21 @@ pub trait Coded: Error {
     }
 }
 
+/// Implements [`Coded`] for errors at all of which a program ends in the same way:
+/// `coded!(Usage: Unsuited, NotFound)`.
+#[macro_export]
+macro_rules! coded {
+    ($exit:ident: $($error:ty),+ $(,)?) => {
+        $(impl $crate::exit::Coded for $error {
+            fn exit(&self) -> $crate::exit::Exit {
+                $crate::exit::Exit::$exit
+            }
+        })+
+    };
+}
+
+pub use coded;
+
 /// What is known about a refused budget.
 #[derive(Clone, Debug)]
 pub struct Refusal {
@@ -112,20 +127,5 @@ impl Coded for io::Error {
     }
 }
 
-impl Coded for Excess {
-    fn exit(&self) -> Exit {
-        Exit::Content
-    }
-}
-
-impl Coded for TryFromIntError {
-    fn exit(&self) -> Exit {
-        Exit::Other
-    }
-}
-
-impl Coded for serde_json::Error {
-    fn exit(&self) -> Exit {
-        Exit::Content
-    }
-}
+coded!(Other: TryFromIntError);
+coded!(Content: Excess, serde_json::Error);

@@ -3,7 +3,6 @@
 //! Python objects are created.
 
 use std::sync::Arc;
-use tightfit_cli::failure::{Failure, Result};
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -11,6 +10,7 @@ use tightfit::effort::Effort;
 use tightfit::goal::Goal;
 use tightfit::schedule::{Lifetime, Shelf, pack};
 use tightfit::units::Bytes;
+use tightfit_cli::failure::{Failure, Result};
 use tightfit_replay::process::{self, Device, Memory, this_thread};
 use tightfit_replay::{ALIGNMENT, Allocator, Offset, ReplayError, Settled, Size, Stream};
 

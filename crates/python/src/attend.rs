@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
-use tightfit_cli::failure::Result;
 
 use pyo3::prelude::*;
 use tightfit::units::Seconds;
+use tightfit_cli::failure::Result;
 
 use crate::errors;
 

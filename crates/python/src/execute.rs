@@ -2,12 +2,12 @@
 //! is the engine's own compiler, given the step as captured; nothing is executed for it.
 
 use std::sync::Arc;
-use tightfit_cli::failure::Failure;
 
 use pyo3::prelude::*;
 use rayon::ThreadPoolBuilder;
 use tightfit::machine::Machine;
 use tightfit::profile::Profile;
+use tightfit_cli::failure::Failure;
 use tightfit_engine::{CompileError, Executable};
 
 use crate::attend::attended;

@@ -30,7 +30,7 @@ mod within;
 use serde::Deserialize;
 use serde_json::{Map, Value as Json, json};
 use thiserror::Error;
-use tightfit::exit::{Coded, Exit};
+use tightfit::exit::coded;
 use tightfit::graph::limits::{MOST_OF_AN_EVENT, MOST_TRACE};
 use tightfit::reading::{Bounded, Excess};
 use tightfit::timeline::TransferInTime;
@@ -197,11 +197,7 @@ pub enum TraceError {
     },
 }
 
-impl Coded for TraceError {
-    fn exit(&self) -> Exit {
-        Exit::Content
-    }
-}
+coded!(Content: TraceError);
 
 impl Trace {
     /// The trace of a course as predicted.

@@ -1,8 +1,6 @@
 //! `tightfit bench dataflow`: how long it takes to see where the bytes of a step are. Invariant:
 //! every time is the best of several runs, and every run analyzes from scratch.
 
-use crate::exit_code::ExitCode;
-use crate::failure::Result;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -12,6 +10,8 @@ use tightfit::analysis::modules::measure;
 
 use super::markdown::table;
 use crate::effort;
+use crate::exit_code::ExitCode;
+use crate::failure::Result;
 use crate::input::{self, OnMachine};
 
 /// Time dataflow analysis and module statistics.

@@ -2,8 +2,6 @@
 //! Invariant: a packing counts as fitting only if no two of its buffers overlap, which is tested
 //! here and not taken on trust.
 
-use crate::exit_code::ExitCode;
-use crate::failure::{Context, Failure, Result};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -15,6 +13,8 @@ use tightfit::units::{Bytes, Seconds};
 
 use super::markdown::table;
 use crate::effort::{self, Limits};
+use crate::exit_code::ExitCode;
+use crate::failure::{Context, Failure, Result};
 
 /// The time limit if none is given.
 const DEADLINE: Seconds = Seconds(60.0);

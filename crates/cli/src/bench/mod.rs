@@ -10,10 +10,10 @@ mod planner;
 mod scale;
 mod stages;
 
+use clap::{Args, Subcommand};
+
 use crate::exit_code::ExitCode;
 use crate::failure::Result;
-
-use clap::{Args, Subcommand};
 
 /// Measure the engine against PyTorch, the planner against others, the layout of buffers, analyses,
 /// and planners of modules and of stages.

@@ -1,8 +1,6 @@
 //! `tightfit bench modules`: selective checkpointing of modules compared with what PyTorch's tools
 //! answered. Invariant: nothing is judged; an answer that was recorded stands next to ours.
 
-use crate::exit_code::ExitCode;
-use crate::failure::{Context, Result};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -13,6 +11,8 @@ use tightfit::units::Bytes;
 
 use super::markdown::table;
 use crate::effort::clock;
+use crate::exit_code::ExitCode;
+use crate::failure::{Context, Result};
 use crate::input::{self, OnMachine};
 use crate::solver::Solver;
 

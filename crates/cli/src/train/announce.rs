@@ -8,8 +8,9 @@ use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::schedule::{Instruction, Schedule};
 use tightfit::units::Bytes;
-use tightfit_engine::{Budget, Dataset, FittedGraph, FittedStep, Step, step};
+use tightfit_engine::{Budget, Dataset, FittedGraph, FittedStep, Session, Step, step};
 
+use super::Arguments;
 use crate::figures::{overhead, smallest};
 use crate::{output, places};
 
@@ -95,6 +96,15 @@ pub fn announce_saving(save: Option<&Path>) -> output::Printed {
     match save {
         Some(_) => Ok(()),
         None => entry!("weights", "not saved: pass --save FILE to keep them"),
+    }
+}
+
+/// The same, and from which weights the run goes on.
+pub fn announce_start(arguments: &Arguments, session: &Session) -> output::Printed {
+    announce_saving(arguments.save.as_deref())?;
+    match &arguments.resume {
+        Some(path) => say!("resuming after {} steps from {}", session.next_step, path.display()),
+        None => Ok(()),
     }
 }
 

@@ -1,7 +1,6 @@
 //! What a step computed, on disk, for comparison with other programs. Invariant: gradients are the
 //! values that the optimizer nodes read; nothing is computed again.
 
-use crate::failure::Result;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,6 +12,8 @@ use tightfit::units::Bytes;
 use tightfit_engine::data::{Halves, MicroBatch};
 use tightfit_engine::weights::{Bytes as Tensor, Elements, write_tensors};
 use tightfit_engine::{Dataset, Session, Step, step};
+
+use crate::failure::Result;
 
 /// Parameter and gradient of each optimizer node.
 fn gradients(graph: &Graph) -> Vec<(String, ValueId)> {

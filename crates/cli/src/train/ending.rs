@@ -1,10 +1,12 @@
 //! How a run of steps ended, and what is said of it. Invariant: a file is only called saved once it
 //! was, and a message about an error says what was saved before.
 
-use crate::failure::Failure;
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
+use tightfit::exit::coded;
+
+use crate::failure::Failure;
 
 /// Why no further step was run.
 #[derive(Debug)]

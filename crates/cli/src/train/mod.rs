@@ -4,6 +4,7 @@
 mod announce;
 mod dump;
 mod ending;
+mod finish;
 mod placement;
 mod profile;
 mod ranks;
@@ -13,14 +14,19 @@ mod resident;
 mod run;
 mod trace;
 
-use crate::exit_code::ExitCode;
-use crate::failure::{Context, Result};
 use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::Args;
-use tightfit::exit::Exit;
+use ending::{OtherSeed, TooManySteps};
+use finish::Finish;
+use placement::{Placed, Placement};
+use ranks::Ranks;
+use replan::{Plans, Replan};
+use resident::Resident;
+use tightfit::machine::Machine;
 use tightfit::plan::Planner;
+use tightfit::profile::CallSeconds;
 use tightfit::schedule;
 use tightfit::units::Seconds;
 use tightfit_engine::weights::Progress;
@@ -32,6 +38,8 @@ use tightfit_engine::{
 use crate::accumulation::Accumulation;
 use crate::calls::{self, Costs, Subject};
 use crate::effort::Limits;
+use crate::exit_code::ExitCode;
+use crate::failure::{Context, Result};
 use crate::figures::unused;
 use crate::places::{self, Replaced};
 use crate::planners::planner;
@@ -39,13 +47,6 @@ use crate::source::Source;
 use crate::tier::Folder;
 use crate::values::{MOST_THREADS, bandwidth, file_path, learning_rate};
 use crate::{conclusion, input, interrupt, output, processor, progress};
-use ending::{Ending, said};
-use placement::{Placed, Placement};
-use ranks::Ranks;
-use replan::{Plans, Refined, Replan};
-use resident::Resident;
-
-use ending::{OtherSeed, TooManySteps};
 
 /// Train an exported step inside one slab of memory.
 #[derive(Args)]
@@ -143,9 +144,6 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Number of counted steps from which the next prediction learns.
-const ENOUGH: usize = 3;
-
 /// Trains and reports.
 pub fn train(arguments: &Arguments) -> Result<ExitCode> {
     if let Some(way) = arguments.ranks.way() {
@@ -154,27 +152,8 @@ pub fn train(arguments: &Arguments) -> Result<ExitCode> {
     let budget: Budget = arguments.budget.parse()?;
     placement::consistent(arguments)?;
     process::one_heap();
-    let (step, mut data) = open(arguments)?;
-    let mut step = step.accumulated(arguments.accumulation.micro_batches())?;
-    input::note_repeated_rows(&data, &step);
-    Executable::admits(&step.training)?;
-    distinct(arguments, &step)?;
-    for path in [&arguments.save, &arguments.dump, &arguments.output, &arguments.trace]
-        .into_iter()
-        .flatten()
-    {
-        output::writable(path)?;
-    }
-    if arguments.dump.is_some() {
-        step.training = dump::with_gradients(&step.training)?;
-    }
-    let tier = arguments.tier.as_deref().map(Folder::parse).transpose()?;
-    let has_tier = tier.is_some();
-    let mut machine =
-        processor::machine_within(arguments.threads, &step.training, budget, has_tier);
-    if let Some(folder) = &tier {
-        folder.add_to(&mut machine, arguments.throttle)?;
-    }
+    let (step, mut data) = opened(arguments)?;
+    let (machine, tier) = machine(arguments, &step, budget)?;
     let seed = begins(arguments, &step)?.seed;
     interrupt::listen();
     let subject = Subject {
@@ -192,20 +171,8 @@ pub fn train(arguments: &Arguments) -> Result<ExitCode> {
         beside += dump::scratch(&step.training);
     }
     let task = FitTask { machine: &machine, budget, beside, planner: arguments.planner, effort };
-    // The search of a small step takes as much memory as its run: memory that reading took is freed
-    // first.
-    process::give_back();
-    let began = Instant::now();
-    let mut planned = progress::during("planning", task.effort.deadline, || {
-        match arguments.placement.policy() {
-            None => fit_step(&step, &seconds, &task),
-            Some(policy) => fit_placed(&step, &seconds, &task, policy),
-        }
-    })?;
+    let (mut planned, unused) = plan(arguments, &step, &seconds, &task)?;
     drop(seconds);
-    let took = Seconds(began.elapsed().as_secs_f64());
-    let unused = unused(&planned.training, effort.deadline, took);
-    let unused = unused.filter(|_| planned.region.is_none());
     if arguments.json && planned.evaluation.is_none() && step.evaluation.is_some() {
         note!(
             "note: the validation data is left out: its graph does not fit next to the parameters"
@@ -231,13 +198,7 @@ pub fn train(arguments: &Arguments) -> Result<ExitCode> {
     if !arguments.json {
         announce::announce(&step, &data, budget, &planned, &machine)
             .and_then(|()| unused.map_or(Ok(()), |unused| row!("search", "cut short", "{unused}")))
-            .and_then(|()| announce::announce_saving(arguments.save.as_deref()))
-            .and_then(|()| match &arguments.resume {
-                Some(path) => {
-                    say!("resuming after {} steps from {}", session.next_step, path.display())
-                }
-                None => Ok(()),
-            })
+            .and_then(|()| announce::announce_start(arguments, &session))
             .context("no step was run, and nothing was saved")?;
     }
 
@@ -250,99 +211,82 @@ pub fn train(arguments: &Arguments) -> Result<ExitCode> {
     let replanning = replan.as_mut();
     let mut placed = Placed::default();
     let also = run::Also { fastest: fastest.as_mut(), replan: replanning, placed: &mut placed };
-    let mut course = run::run(arguments, &mut session, &mut data, also)?;
+    let course = run::run(arguments, &mut session, &mut data, also)?;
     let refined = replan.map(Replan::refined);
     let stepped = session.next_step > begun;
-    let is_in_order = matches!(course.ending, Ending::InOrder);
-    let mut judge = |session: &mut Session| -> Result<Option<Evaluation>> {
-        // This comes before the evaluation, which overwrites the gradients.
-        if let Some(path) = &arguments.dump {
-            dump::write(path, &step, session, &mut data, stepped)?;
+    let (step, machine, planned) = (&step, &machine, &planned);
+    Finish {
+        arguments,
+        step,
+        machine,
+        planned,
+        session,
+        data,
+        course,
+        stepped,
+        refined,
+        fastest,
+        placed,
+        resident,
+    }
+    .finish()
+}
+
+/// The processor, with the tier that is requested.
+fn machine(
+    arguments: &Arguments,
+    step: &Step,
+    budget: Budget,
+) -> Result<(Machine, Option<Folder>)> {
+    let tier = arguments.tier.as_deref().map(Folder::parse).transpose()?;
+    let graph = &step.training;
+    let mut machine = processor::machine_within(arguments.threads, graph, budget, tier.is_some());
+    if let Some(folder) = &tier {
+        folder.add_to(&mut machine, arguments.throttle)?;
+    }
+    Ok((machine, tier))
+}
+
+/// The plan, and what is said of a search that was cut short.
+fn plan(
+    arguments: &Arguments,
+    step: &Step,
+    seconds: &CallSeconds,
+    task: &FitTask<'_>,
+) -> Result<(FittedStep, Option<String>)> {
+    // The search of a small step takes as much memory as its run: memory that reading took is freed
+    // first.
+    process::give_back();
+    let began = Instant::now();
+    let planned = progress::during("planning", task.effort.deadline, || {
+        match arguments.placement.policy() {
+            None => fit_step(step, seconds, task),
+            Some(policy) => fit_placed(step, seconds, task, policy),
         }
-        // A user who interrupts does not wait for an evaluation.
-        let evaluates = is_in_order && !interrupt::raised();
-        if evaluates { evaluation(arguments, session, &mut data, stepped) } else { Ok(None) }
-    };
-    // The last update is judged before it replaces a save, unless someone waits for the end.
-    let judged = (!interrupt::raised()).then(|| judge(&mut session));
-    if let Some(Ok(Some(Evaluation { loss, .. }))) = judged
-        && !loss.is_finite()
-        && !arguments.keep_going
+    })?;
+    let took = Seconds(began.elapsed().as_secs_f64());
+    let unused = unused(&planned.training, task.effort.deadline, took);
+    let unused = unused.filter(|_| planned.region.is_none());
+    Ok((planned, unused))
+}
+
+/// The step that is trained, and its data; nothing that the run writes is in the way.
+fn opened(arguments: &Arguments) -> Result<(Step, Dataset)> {
+    let (step, data) = open(arguments)?;
+    let mut step = step.accumulated(arguments.accumulation.micro_batches())?;
+    input::note_repeated_rows(&data, &step);
+    Executable::admits(&step.training)?;
+    distinct(arguments, &step)?;
+    for path in [&arguments.save, &arguments.dump, &arguments.output, &arguments.trace]
+        .into_iter()
+        .flatten()
     {
-        course.ending = run::not_finite_at(arguments, session.next_step, run::VALIDATION, loss);
+        output::writable(path)?;
     }
-    // Whatever failed, or fails from here on, the weights are safe.
-    let is_good = match course.ending {
-        // A signal may have come right before the first step.
-        Ending::InOrder => stepped || !interrupt::raised(),
-        Ending::NotFinite(_) => false,
-        Ending::Failed(_) => stepped,
-    };
-    let saved = arguments.save.as_deref().filter(|_| is_good);
-    if let Some(path) = saved
-        && let Err(error) = weights::save(path, &session, &step.name)
-    {
-        // The first failure says why.
-        let first = match (course.ending, judged) {
-            (Ending::Failed(first), _) | (_, Some(Err(first))) => first,
-            _ => error.into(),
-        };
-        let lost = format!("the weights after step {} could not be saved", session.next_step);
-        return Err(first.context(lost));
+    if arguments.dump.is_some() {
+        step.training = dump::with_gradients(&step.training)?;
     }
-    let done = session.next_step;
-    let rest = || -> Result<()> {
-        let evaluation = judged.unwrap_or_else(|| judge(&mut session))?;
-        let resident = resident.now();
-        resident.note_excess("the process", planned.training.budget);
-        // What is written from here on may take the memory that the slab held.
-        session.release();
-        let measured = &course.measured;
-        if let (Some(path), Some(fastest)) = (&arguments.trace, &fastest) {
-            let fitted = &planned.training.fitted;
-            trace::write(path, &step.training, fitted, &machine, fastest)?;
-        }
-        let before = refined.iter().filter_map(Refined::measured_before);
-        for measured in before.chain([measured]) {
-            if !arguments.costs.roofline && measured.steps.len() >= ENOUGH {
-                let seconds = measured.call_seconds(&step.training, machine.threads);
-                calls::remember(&machine, seconds);
-            }
-        }
-        if let Ending::Failed(error) = course.ending {
-            return Err(error);
-        }
-        let profile =
-            arguments.profile.then(|| profile::rows(&step.training, &planned.profile, measured));
-        let outcome = report::Outcome {
-            planned: &planned,
-            placed: &placed,
-            session: &session,
-            measured,
-            refined: refined.as_ref(),
-            profile,
-            loss: course.loss,
-            evaluation,
-            resident,
-            saved,
-            interrupted: interrupt::raised(),
-            ended_early: !is_good,
-            not_finite: course.not_finite,
-        };
-        match arguments.json {
-            true => output::answer(outcome.json())?,
-            false => outcome.show()?,
-        }
-        match course.ending {
-            Ending::NotFinite(error) => Err(error.into()),
-            Ending::InOrder | Ending::Failed(_) => Ok(output::flush()?),
-        }
-    };
-    match rest() {
-        Ok(()) => Ok(interrupt::code()),
-        Err(error) if error.exit() == Exit::NotFinite => Err(error),
-        Err(error) => Err(error.context(said(saved, done))),
-    }
+    Ok((step, data))
 }
 
 /// No result replaces another, or a file from which the run begins; weights may replace those that

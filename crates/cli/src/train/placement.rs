@@ -6,6 +6,7 @@ use std::fmt;
 use clap::ValueEnum;
 use serde_json::{Value, json};
 use thiserror::Error;
+use tightfit::exit::coded;
 use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::residency::{Figures, Policy};
 use tightfit_engine::{Iterations, Region};

@@ -13,7 +13,7 @@ use tightfit_engine::{Dataset, FastestStep, Session, SessionError, StepError, Ti
 
 use super::Arguments;
 use super::ending::{Ending, LossNotFinite, NotFinite, unsaved};
-use super::placement::Placed;
+use super::placement::{Moved, Placed};
 use super::replan::Replan;
 use super::report::describe;
 use crate::failure::{Failure, Result};
@@ -49,78 +49,143 @@ pub fn run(
     data: &mut Dataset,
     also: Also<'_, '_>,
 ) -> Result<Course> {
-    let Also { mut fastest, mut replan, placed } = also;
     let leads = session.leads();
     let bar = progress_bar(arguments, leads);
-    let mut measured = Timings::default();
-    let mut not_finite = NotFinite::default();
-    let mut last = None;
-    let mut ending = Ending::InOrder;
-    // The first step also faults the slab's pages in.
-    let mut is_cold = true;
+    let course = Course {
+        measured: Timings::default(),
+        loss: None,
+        ending: Ending::InOrder,
+        not_finite: NotFinite::default(),
+    };
+    let mut steps = Steps { arguments, session, data, also, leads, bar, course, is_cold: true };
     for done in 0..arguments.steps {
-        let ends = interrupt::raised() || !matches!(ending, Ending::InOrder);
-        if session.any(ends).map_err(|error| lost(arguments, error))? {
+        let ends = interrupt::raised() || steps.has_ended();
+        if steps.any(ends)? || !steps.replan(done)? || !steps.step(done)? {
             break;
         }
-        if let Some(replan) = replan.as_mut().filter(|replan| replan.is_due(done)) {
-            is_cold = true;
-            match bar.suspend(|| replan.refine(session, &mut measured)) {
-                Ok(false) => {}
-                Ok(true) => {
-                    fastest.iter_mut().for_each(|fastest| **fastest = FastestStep::default());
-                }
-                // Parameters and state are not all in their places.
-                Err(error) if session.has_failed() => return Err(error),
-                Err(error) => {
-                    ending = Ending::Failed(error);
-                    break;
-                }
+        let ends = steps.has_ended();
+        if steps.any(ends)? || is_due(arguments, done + 1) && !steps.evaluate()? {
+            break;
+        }
+    }
+    let Steps { bar, course, .. } = steps;
+    // A run that ended early stays where it was.
+    bar.abandon();
+    if let NotFinite { first: Some(first), count } = course.not_finite
+        && arguments.keep_going
+        && leads
+    {
+        note!(
+            "{count} losses of this run were NaN or infinite, the first one that of step {first}"
+        );
+    }
+    Ok(course)
+}
+
+/// Steps that are being done.
+struct Steps<'a, 'b> {
+    arguments: &'a Arguments,
+    session: &'a mut Session,
+    data: &'a mut Dataset,
+    also: Also<'a, 'b>,
+    /// This rank speaks for all.
+    leads: bool,
+    bar: ProgressBar,
+    course: Course,
+    /// The next step faults the slab's pages in, as the first one does.
+    is_cold: bool,
+}
+
+impl Steps<'_, '_> {
+    fn has_ended(&self) -> bool {
+        !matches!(self.course.ending, Ending::InOrder)
+    }
+
+    /// Whether any rank ends.
+    fn any(&mut self, ends: bool) -> Result<bool> {
+        self.session.any(ends).map_err(|error| lost(self.arguments, error))
+    }
+
+    /// Ends the run between two steps.
+    fn fail(&mut self, error: impl Into<Failure>) {
+        self.course.ending = Ending::Failed(error.into());
+    }
+
+    /// Looks for another plan if that is due; whether the run goes on.
+    fn replan(&mut self, done: u32) -> Result<bool> {
+        let Also { fastest, replan, .. } = &mut self.also;
+        let Some(replan) = replan.as_mut().filter(|replan| replan.is_due(done)) else {
+            return Ok(true);
+        };
+        self.is_cold = true;
+        match self.bar.suspend(|| replan.refine(self.session, &mut self.course.measured)) {
+            Ok(false) => {}
+            Ok(true) => fastest.iter_mut().for_each(|fastest| **fastest = FastestStep::default()),
+            // Parameters and state are not all in their places.
+            Err(error) if self.session.has_failed() => return Err(error),
+            Err(error) => {
+                self.fail(error);
+                return Ok(false);
             }
         }
+        Ok(true)
+    }
+
+    /// Does one step and shows it; whether the run goes on.
+    fn step(&mut self, done: u32) -> Result<bool> {
+        let arguments = self.arguments;
         let start = Instant::now();
         let is_last = done + 1 == arguments.steps;
-        let counts = !std::mem::take(&mut is_cold) || is_last && measured.steps.is_empty();
-        let stepped = session.step_timed(data, &mut |executed| {
+        let Course { measured, .. } = &mut self.course;
+        let counts = !std::mem::take(&mut self.is_cold) || is_last && measured.steps.is_empty();
+        let fastest = &mut self.also.fastest;
+        let stepped = self.session.step_timed(self.data, &mut |executed| {
             if counts {
                 measured.add(&executed);
             }
-            if let Some(fastest) = &mut fastest {
+            if let Some(fastest) = fastest {
                 fastest.add(&executed);
             }
         });
         let loss = match stepped {
             Ok(loss) => loss,
             Err(error @ (SessionError::NoMoreSteps | SessionError::Data(_))) => {
-                ending = Ending::Failed(error.into());
-                break;
+                self.fail(error);
+                return Ok(false);
             }
             // No rank has begun the step.
-            Err(error @ SessionError::OtherRank(_)) if !session.has_failed() => {
-                ending = Ending::Failed(error.into());
-                break;
+            Err(error @ SessionError::OtherRank(_)) if !self.session.has_failed() => {
+                self.fail(error);
+                return Ok(false);
             }
             // It may have updated some of the weights.
             Err(error @ SessionError::Step { error: StepError::Tier(_), .. }) => {
                 return Err(lost(arguments, error));
             }
-            Err(error) if session.has_failed() => return Err(lost(arguments, error)),
+            Err(error) if self.session.has_failed() => return Err(lost(arguments, error)),
             Err(error) => return Err(error.into()),
         };
-        last = Some(loss);
+        self.course.loss = Some(loss);
         let seconds = start.elapsed().as_secs_f64();
-        if let Some(fastest) = &mut fastest {
-            let longest = session.largest(seconds).map_err(|error| lost(arguments, error))?;
+        if let Some(fastest) = &mut self.also.fastest {
+            let longest = self.session.largest(seconds).map_err(|error| lost(arguments, error))?;
             fastest.end(counts, longest);
         }
         if counts {
-            measured.end(seconds);
+            self.course.measured.end(seconds);
         }
-        let number = session.next_step;
-        let moved = session.take_figures().and_then(|figures| placed.add(&figures));
-        let said = if !leads {
+        self.show(loss, seconds);
+        self.judge(loss);
+        Ok(true)
+    }
+
+    /// Shows a step.
+    fn show(&mut self, loss: f32, seconds: f64) {
+        let number = self.session.next_step;
+        let moved = self.moved();
+        let said = if !self.leads {
             Ok(())
-        } else if arguments.json {
+        } else if self.arguments.json {
             let mut line = json!({ "step": number, "loss": loss, "seconds": seconds });
             if let Some(moved) = &moved {
                 line["moved"] = moved.json();
@@ -128,80 +193,80 @@ pub fn run(
             say!("{line}")
         } else {
             match moved.filter(|moved| moved.is_new) {
-                Some(moved) => bar.suspend(|| say!("step {number}: {moved}")),
+                Some(moved) => self.bar.suspend(|| say!("step {number}: {moved}")),
                 None => Ok(()),
             }
         };
         if let Err(error) = said {
-            ending = Ending::Failed(error.into());
+            self.fail(error);
         }
-        bar.set_message(format!(
+        self.bar.set_message(format!(
             "loss {loss:.4}  {:.0} {}/s",
-            session.units_per_step() as f64 / seconds,
-            data.unit()
+            self.session.units_per_step() as f64 / seconds,
+            self.data.unit()
         ));
-        bar.inc(1);
-        if !loss.is_finite() {
-            not_finite.add(number);
-            if !arguments.keep_going {
-                ending = not_finite_at(arguments, number, "loss", f64::from(loss));
-            } else if not_finite.count == 1 && leads {
-                bar.suspend(|| note!("step {number}: the loss is {loss}; going on, as requested"));
-            }
+        self.bar.inc(1);
+    }
+
+    /// Ends the run at a loss that is not finite, unless it is to go on.
+    fn judge(&mut self, loss: f32) {
+        if loss.is_finite() {
+            return;
         }
-        let ends = !matches!(ending, Ending::InOrder);
-        if session.any(ends).map_err(|error| lost(arguments, error))? {
-            break;
+        let number = self.session.next_step;
+        self.course.not_finite.add(number);
+        if !self.arguments.keep_going {
+            self.course.ending = not_finite_at(self.arguments, number, "loss", f64::from(loss));
+        } else if self.course.not_finite.count == 1 && self.leads {
+            self.bar.suspend(|| note!("step {number}: the loss is {loss}; going on, as requested"));
         }
-        if !is_due(arguments, done + 1) {
-            continue;
-        }
-        let evaluation = match session.evaluate(data, arguments.eval_batches) {
+    }
+
+    /// What was moved since the last time, if tensors are placed during the run.
+    fn moved(&mut self) -> Option<Moved> {
+        self.session.take_figures().and_then(|figures| self.also.placed.add(&figures))
+    }
+
+    /// Evaluates and shows that; whether the run goes on.
+    fn evaluate(&mut self) -> Result<bool> {
+        let arguments = self.arguments;
+        let number = self.session.next_step;
+        let evaluation = match self.session.evaluate(self.data, arguments.eval_batches) {
             Ok(evaluation) => evaluation,
-            Err(error) if session.has_failed() => return Err(lost(arguments, error)),
+            Err(error) if self.session.has_failed() => return Err(lost(arguments, error)),
             Err(error) => {
-                ending = Ending::Failed(error.into());
-                break;
+                self.fail(error);
+                return Ok(false);
             }
         };
-        let moved = session.take_figures().and_then(|figures| placed.add(&figures));
-        if let Some(evaluation) = evaluation {
-            if !evaluation.loss.is_finite() && !arguments.keep_going {
-                ending = not_finite_at(arguments, number, VALIDATION, evaluation.loss);
-                break;
-            }
-            let said = if arguments.json {
-                let mut line = json!({
-                    "step": number,
-                    "validation_loss": evaluation.loss,
-                    "validation_accuracy": evaluation.accuracy,
-                });
-                if let Some(moved) = &moved {
-                    line["moved"] = moved.json();
-                }
-                line.to_string()
-            } else {
-                let moved = moved.filter(|moved| moved.is_new);
-                let moved = moved.map_or(String::new(), |moved| format!("; {moved}"));
-                format!("step {number}: validation {}{moved}", describe(&evaluation))
-            };
-            if leads && let Err(error) = bar.suspend(|| say!("{said}")) {
-                ending = Ending::Failed(error.into());
-            }
+        let moved = self.moved();
+        let Some(evaluation) = evaluation else { return Ok(true) };
+        if !evaluation.loss.is_finite() && !arguments.keep_going {
+            self.course.ending = not_finite_at(arguments, number, VALIDATION, evaluation.loss);
+            return Ok(false);
         }
+        let said = if arguments.json {
+            let mut line = json!({
+                "step": number,
+                "validation_loss": evaluation.loss,
+                "validation_accuracy": evaluation.accuracy,
+            });
+            if let Some(moved) = &moved {
+                line["moved"] = moved.json();
+            }
+            line.to_string()
+        } else {
+            let moved = moved.filter(|moved| moved.is_new);
+            let moved = moved.map_or(String::new(), |moved| format!("; {moved}"));
+            format!("step {number}: validation {}{moved}", describe(&evaluation))
+        };
+        if self.leads
+            && let Err(error) = self.bar.suspend(|| say!("{said}"))
+        {
+            self.fail(error);
+        }
+        Ok(true)
     }
-    // A run that ended early stays where it was.
-    bar.abandon();
-    if arguments.keep_going
-        && leads
-        && let Some(first) = not_finite.first
-    {
-        let NotFinite { count, .. } = not_finite;
-        note!(
-            "{count} losses of this run were NaN or infinite, the first one that of step {first}"
-        );
-    }
-    Ok(Course { measured, loss: last, ending, not_finite })
 }
 
 /// The error for a failure in the middle of a step.

@@ -2,8 +2,6 @@
 //! verbs measure by running this one in a process of its own, so that its memory never counts
 //! against a budget.
 
-use crate::exit_code::ExitCode;
-use crate::failure::Result;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -18,6 +16,8 @@ use tightfit_engine::{
 use crate::accumulation::Accumulation;
 use crate::calls::{self, TRIAL};
 use crate::effort::Limits;
+use crate::exit_code::ExitCode;
+use crate::failure::Result;
 use crate::planners::planner;
 use crate::source::Source;
 use crate::tier::Folder;

@@ -1,9 +1,6 @@
 //! `tightfit check`: hold a plan file to the rules. Invariant: how the plan was made does not
 //! matter; the checker alone decides.
 
-use crate::exit_code::ExitCode;
-use crate::failure::{Context, Failure, Result};
-use crate::values::BelowReserve;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -17,9 +14,12 @@ use tightfit::units::Bytes;
 use tightfit_engine::{Budget, BudgetError, Reserve, reserve};
 
 use crate::accumulation::Accumulation;
+use crate::exit_code::ExitCode;
+use crate::failure::{Context, Failure, Result};
 use crate::figures::{Moves, overhead};
 use crate::input::{self, OnTiers};
 use crate::output;
+use crate::values::BelowReserve;
 
 /// Execute a plan abstractly and report the first rule that it breaks.
 #[derive(Args)]

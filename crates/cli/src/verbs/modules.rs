@@ -2,8 +2,6 @@
 //! table and the JSON show the same statistics; statistics that were given are printed as they
 //! were.
 
-use crate::exit_code::ExitCode;
-use crate::failure::Result;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -11,6 +9,8 @@ use clap::Args;
 use serde_json::{Value, json};
 use tightfit::analysis::modules::{ModuleIndex, ModuleInfo};
 
+use crate::exit_code::ExitCode;
+use crate::failure::Result;
 use crate::input::{self, OnMachine, Statistics};
 use crate::output::milliseconds;
 use crate::table::{Cell, Table};

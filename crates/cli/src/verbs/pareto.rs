@@ -1,8 +1,6 @@
 //! `tightfit pareto`: what each budget costs. Invariant: table, JSON and drawing show the same
 //! points.
 
-use crate::exit_code::ExitCode;
-use crate::failure::Result;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -14,6 +12,8 @@ use tightfit::units::Seconds;
 
 use crate::accumulation::Accumulation;
 use crate::effort::Search;
+use crate::exit_code::ExitCode;
+use crate::failure::Result;
 use crate::frontier::{Point, Refusal, drawn, frontier};
 use crate::input::{self, OnTiers};
 use crate::output::Written;

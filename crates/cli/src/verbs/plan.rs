@@ -9,24 +9,25 @@ mod swapped;
 pub use details::explained;
 pub use swapped::swapped_json;
 
-use crate::exit_code::ExitCode;
-use crate::failure::{Failure, Result};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::{Args, ValueEnum};
-use serde_json::json;
+use serde_json::{Value, json};
 use tightfit::graph::{self, Graph};
+use tightfit::machine::Machine;
 use tightfit::plan::{Infeasible, LiveTensor, Planner, rewrite};
 use tightfit::profile::Profile;
 use tightfit::schedule::Schedule;
 use tightfit::units::{Bytes, Seconds};
 use tightfit::{BoundOrder, schedule};
-use tightfit_engine::{Budget, FitTask, fit_graph};
+use tightfit_engine::{Budget, FitTask, FittedGraph, fit_graph};
 
 use crate::accumulation::Accumulation;
 use crate::calls::{self, Costs, Subject};
 use crate::effort::Search;
+use crate::exit_code::ExitCode;
+use crate::failure::{Failure, Result};
 use crate::figures::{Figures, Moves, smallest, unused};
 use crate::input::{self, OnTiers};
 use crate::output::Written;
@@ -166,25 +167,67 @@ pub fn plan(arguments: &Arguments) -> Result<ExitCode> {
             };
         }
     };
-    let seconds = start.elapsed().as_secs_f64();
-    let (schedule, timeline, unplanned) =
-        (&planned.fitted.schedule(), &planned.fitted.timeline(), &planned.unplanned.timeline());
-    let mut written = Written::default();
-    if let Some(path) = &arguments.output {
-        let result = arguments.emit.bytes((&graph, &profile), schedule, path)?;
-        written.write(path, &result, arguments.emit.described())?;
-    }
-    if let Some(path) = &arguments.svg {
-        let title = format!("Memory over one training step of {}", graph.name());
-        let drawn = tightfit_report::memory_svg(&title, unplanned, timeline, planned.budget);
-        written.write(path, drawn.as_bytes(), "a drawing")?;
-    }
-    let Figures { overhead, gap, .. } = Figures::of(&planned.fitted, unplanned.seconds);
-    let bound = planned.fitted.bound();
-    let moves = Moves::of(schedule, timeline);
+    let seconds = Seconds(start.elapsed().as_secs_f64());
     let details = arguments.details.of_plan(&graph, &profile, planner, &planned)?;
+    let (graph, machine, planned) = (&graph, &machine, &planned);
+    let answer = Answer { arguments, graph, machine, planned, building, seconds };
+    let written = answer.write(&profile)?;
     let code = interrupt::code();
     if arguments.json {
+        let mut result =
+            answer.json((effort.floor < u64::MAX).then(|| planner.floor(effort.floor)));
+        details.add_to(&mut result);
+        output::answer(result)?;
+    } else {
+        answer.print(budget, effort.deadline)?;
+        details.print()?;
+        written.tell()?;
+    }
+    Ok(code)
+}
+
+/// A plan, and what is said of it.
+struct Answer<'a> {
+    arguments: &'a Arguments,
+    graph: &'a Graph,
+    machine: &'a Machine,
+    planned: &'a FittedGraph,
+    /// Time to make one graph of all micro-batches, in seconds.
+    building: f64,
+    /// Time to plan it.
+    seconds: Seconds,
+}
+
+impl Answer<'_> {
+    /// Writes the files that are requested.
+    fn write(&self, profile: &Profile) -> Result<Written<'_>> {
+        let &Answer { arguments, graph, planned, .. } = self;
+        let mut written = Written::default();
+        if let Some(path) = &arguments.output {
+            let schedule = planned.fitted.schedule();
+            let result = arguments.emit.bytes((graph, profile), schedule, path)?;
+            written.write(path, &result, arguments.emit.described())?;
+        }
+        if let Some(path) = &arguments.svg {
+            let title = format!("Memory over one training step of {}", graph.name());
+            let (unplanned, timeline) = (planned.unplanned.timeline(), planned.fitted.timeline());
+            let drawn = tightfit_report::memory_svg(&title, unplanned, timeline, planned.budget);
+            written.write(path, drawn.as_bytes(), "a drawing")?;
+        }
+        Ok(written)
+    }
+
+    fn figures(&self) -> Figures {
+        Figures::of(&self.planned.fitted, self.planned.unplanned.timeline().seconds)
+    }
+
+    /// As one object; `floor` is the work of the planner that no deadline cuts short.
+    fn json(&self, floor: Option<u64>) -> Value {
+        let &Answer { graph, machine, planned, .. } = self;
+        let (schedule, timeline) = (planned.fitted.schedule(), planned.fitted.timeline());
+        let unplanned = planned.unplanned.timeline();
+        let Figures { overhead, gap, .. } = self.figures();
+        let bound = planned.fitted.bound();
         let mut result = json!({
             "graph": graph.name(),
             "machine": machine.name,
@@ -204,78 +247,100 @@ pub fn plan(arguments: &Arguments) -> Result<ExitCode> {
             "bound_order": bound.map(|bound| bound.class.order.name()),
             "gap": gap,
             "recomputed_nodes": schedule.recomputed(),
-            "building_seconds": building,
-            "planning_seconds": seconds,
+            "building_seconds": self.building,
+            "planning_seconds": self.seconds,
             "slab_bytes": schedule.slab,
-            "floor": (effort.floor < u64::MAX).then(|| planner.floor(effort.floor)),
+            "floor": floor,
             "interrupted": interrupt::raised(),
         });
-        moves.add_to(&mut result);
-        let limit = planned
-            .limit
-            .as_ref()
-            .map(|proof| failure::members(&proof.refusal()))
-            .unwrap_or_default();
+        Moves::of(schedule, timeline).add_to(&mut result);
+        let limit = planned.limit.as_ref().map(|proof| failure::members(&proof.refusal()));
+        let limit = limit.unwrap_or_default();
         for name in ["needed_bytes", "node", "module", "alive"] {
             result[name] = limit.get(name).cloned().unwrap_or_default();
         }
-        details.add_to(&mut result);
-        output::answer(result)?;
-        return Ok(code);
+        result
     }
-    output::heading(format_args!("{} on {}", graph.name(), machine.name))?;
-    if arguments.accumulation.micro_batches() > 1 {
+
+    /// In words.
+    fn print(&self, budget: Budget, deadline: Seconds) -> output::Printed {
+        let &Answer { arguments, graph, machine, planned, .. } = self;
+        output::heading(format_args!("{} on {}", graph.name(), machine.name))?;
+        if arguments.accumulation.micro_batches() > 1 {
+            row!(
+                "update",
+                output::several(
+                    arguments.accumulation.micro_batches() as usize,
+                    "micro-batch",
+                    "es"
+                ),
+                "as one graph, built in {:.0} ms",
+                self.building * 1e3
+            )?;
+        }
+        self.print_memory(budget)?;
+        self.print_time()?;
+        if interrupt::raised() {
+            row!("search", "interrupted", "the best plan so far")?;
+        } else if let Some(unused) = unused(planned, deadline, self.seconds) {
+            row!("search", "cut short", "{unused}")?;
+        }
+        planned.limit.as_ref().map_or(Ok(()), show_limit)
+    }
+
+    /// Peaks, budget and slab.
+    fn print_memory(&self, budget: Budget) -> output::Printed {
+        let &Answer { graph, planned, .. } = self;
+        let (schedule, timeline) = (planned.fitted.schedule(), planned.fitted.timeline());
+        let unplanned = planned.unplanned.timeline();
+        let with_process = match planned.reserve.total() {
+            Bytes::ZERO => String::new(),
+            reserve => format!("; {} with base and packing", unplanned.peak + reserve),
+        };
         row!(
-            "update",
-            output::several(arguments.accumulation.micro_batches() as usize, "micro-batch", "es"),
-            "as one graph, built in {:.0} ms",
-            building * 1e3
+            "unplanned peak",
+            unplanned.peak,
+            "{}, {} of parameters, state and batch{with_process}",
+            output::several(graph.compute_nodes().len(), "node", "s"),
+            graph.static_bytes()
         )?;
+        if planned.reserve.total() > Bytes::ZERO {
+            row!(
+                "budget",
+                planned.budget,
+                "{}base {} (the process itself), packing {} (of matrix products), slab {}",
+                smallest(budget, planned.budget, "; "),
+                planned.reserve.base,
+                planned.reserve.packing,
+                planned.slab()
+            )?;
+        } else {
+            row!("budget", planned.budget, "{}", smallest(budget, planned.budget, ""))?;
+        }
+        row!("planned peak", timeline.peak, "checked; {} slab after layout", schedule.slab)
     }
-    let with_process = match planned.reserve.total() {
-        Bytes::ZERO => String::new(),
-        reserve => format!("; {} with base and packing", unplanned.peak + reserve),
-    };
-    row!(
-        "unplanned peak",
-        unplanned.peak,
-        "{}, {} of parameters, state and batch{with_process}",
-        output::several(graph.compute_nodes().len(), "node", "s"),
-        graph.static_bytes()
-    )?;
-    if planned.reserve.total() > Bytes::ZERO {
+
+    /// Slowdown, moves and bound.
+    fn print_time(&self) -> output::Printed {
+        let planned = self.planned;
+        let (schedule, timeline) = (planned.fitted.schedule(), planned.fitted.timeline());
+        let Figures { overhead, gap, .. } = self.figures();
+        let adopted = planned.fitted.adopted();
         row!(
-            "budget",
-            planned.budget,
-            "{}base {} (the process itself), packing {} (of matrix products), slab {}",
-            smallest(budget, planned.budget, "; "),
-            planned.reserve.base,
-            planned.reserve.packing,
-            planned.slab()
+            "slowdown",
+            output::percent(overhead),
+            "{} calls run again; {} instead of {} (predicted; planner {}{}, {:.0} ms)",
+            schedule.recomputed(),
+            output::milliseconds(timeline.seconds),
+            output::milliseconds(planned.unplanned.timeline().seconds),
+            schedule.planner,
+            adopted.map_or(String::new(), |rule| format!(", which took {}'s plan", rule.name())),
+            self.seconds.0 * 1e3
         )?;
-    } else {
-        row!("budget", planned.budget, "{}", smallest(budget, planned.budget, ""))?;
-    }
-    row!("planned peak", timeline.peak, "checked; {} slab after layout", schedule.slab)?;
-    row!(
-        "slowdown",
-        output::percent(overhead),
-        "{} calls run again; {} instead of {} (predicted; planner {}{}, \
-         {:.0} ms)",
-        schedule.recomputed(),
-        output::milliseconds(timeline.seconds),
-        output::milliseconds(unplanned.seconds),
-        schedule.planner,
-        planned
-            .fitted
-            .adopted()
-            .map_or(String::new(), |rule| { format!(", which took {}'s plan", rule.name()) }),
-        seconds * 1e3
-    )?;
-    if let Some(moves) = moves.words() {
-        row!("moved", "", "{moves}")?;
-    }
-    if let Some((bound, gap)) = bound.zip(gap) {
+        if let Some(moves) = Moves::of(schedule, timeline).words() {
+            row!("moved", "", "{moves}")?;
+        }
+        let Some((bound, gap)) = planned.fitted.bound().zip(gap) else { return Ok(()) };
         let whose = match bound.class.order {
             BoundOrder::Given => "no schedule that keeps this order is faster",
             BoundOrder::Any => "no schedule is faster than this",
@@ -284,24 +349,8 @@ pub fn plan(arguments: &Arguments) -> Result<ExitCode> {
         // Every node runs, so only rounding can put a bound below the unplanned step.
         let rounded =
             if least.starts_with('-') { " (of times rounded down to picoseconds)" } else { "" };
-        row!(
-            "bound",
-            least,
-            "{whose}{rounded}; the plan is within {:.2} points of it",
-            gap * 100.0
-        )?;
+        row!("bound", least, "{whose}{rounded}; the plan is within {:.2} points of it", gap * 100.0)
     }
-    if interrupt::raised() {
-        row!("search", "interrupted", "the best plan so far")?;
-    } else if let Some(unused) = unused(&planned, effort.deadline, Seconds(seconds)) {
-        row!("search", "cut short", "{unused}")?;
-    }
-    if let Some(limit) = &planned.limit {
-        show_limit(limit)?;
-    }
-    details.print()?;
-    written.tell()?;
-    Ok(code)
 }
 
 /// Why the smallest budget is no smaller.

@@ -1,8 +1,6 @@
 //! `tightfit report`: where the bytes and the seconds go, as one page or as one drawing. Invariant:
 //! a plan is shown only if the checker lets it pass.
 
-use crate::exit_code::ExitCode;
-use crate::failure::{Context, Result};
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
@@ -19,6 +17,8 @@ use tightfit_report::{
 
 use crate::accumulation::Accumulation;
 use crate::effort::Search;
+use crate::exit_code::ExitCode;
+use crate::failure::{Context, Result};
 use crate::frontier::{self, drawn, frontier};
 use crate::input::{self, OnTiers};
 use crate::output::Written;

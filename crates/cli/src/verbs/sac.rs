@@ -1,8 +1,6 @@
 //! `tightfit sac`: which modules to checkpoint under a budget, and how much each discards.
 //! Invariant: table and JSON show the same plan.
 
-use crate::exit_code::ExitCode;
-use crate::failure::Result;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -17,6 +15,8 @@ use tightfit::units::Bytes;
 use tightfit_engine::Budget;
 
 use crate::effort::clock;
+use crate::exit_code::ExitCode;
+use crate::failure::Result;
 use crate::figures::share;
 use crate::input::{self, OnMachine, Statistics};
 use crate::output::{Printed, in_milliseconds, milliseconds, percent};

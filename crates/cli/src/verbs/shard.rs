@@ -1,8 +1,6 @@
 //! `tightfit shard`: which modules gather their parameters by themselves when a model is sharded
 //! over devices. Invariant: table and JSON show the same plan.
 
-use crate::exit_code::ExitCode;
-use crate::failure::Result;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -15,6 +13,8 @@ use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::Budget;
 
 use crate::effort::clock;
+use crate::exit_code::ExitCode;
+use crate::failure::Result;
 use crate::figures::share;
 use crate::input::{self, OnMachine, Statistics};
 use crate::output::{milliseconds, percent};

@@ -1,14 +1,14 @@
 //! `tightfit trace`: one step over time, for Perfetto. Invariant: a plan is drawn only if the
 //! checker lets it pass.
 
-use crate::exit_code::ExitCode;
-use crate::failure::Result;
 use std::path::PathBuf;
 
 use clap::Args;
 use tightfit_report::{Course, Trace};
 
 use crate::accumulation::Accumulation;
+use crate::exit_code::ExitCode;
+use crate::failure::Result;
 use crate::input::{self, OnTiers};
 use crate::output::Written;
 use crate::{output, places};

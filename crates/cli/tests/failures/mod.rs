@@ -16,10 +16,11 @@ mod weights;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
-use crate::program::{corpus, folded, folder, listing, run};
 use expect_test::Expect;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+
+use crate::program::{corpus, folded, folder, listing, run};
 
 /// A folder with the files that a test prepares.
 struct Case {

@@ -4,7 +4,7 @@
 use std::ptr::NonNull;
 
 use thiserror::Error;
-use tightfit::exit::{Coded, Exit};
+use tightfit::exit::coded;
 use tightfit::units::Bytes;
 
 /// Huge pages begin at multiples of this many bytes.
@@ -17,11 +17,7 @@ const PAGE: usize = 64 << 10;
 #[error("the system refuses {0} of memory in one piece")]
 pub struct SlabError(pub Bytes);
 
-impl Coded for SlabError {
-    fn exit(&self) -> Exit {
-        Exit::Budget
-    }
-}
+coded!(Budget: SlabError);
 
 /// One piece of zeroed memory. Pages that no buffer uses are never touched, so they cost nothing.
 #[derive(Debug)]

@@ -4,6 +4,7 @@
 //! passed [`Verifier`] before it was returned.
 
 use cranelift_entity::PrimaryMap;
+use tightfit::units::{Bytes, Seconds};
 
 use super::error::ResidencyError;
 use super::figures::Figures;
@@ -17,7 +18,6 @@ use super::settings::Settings;
 use super::state::{Phase, TensorState, transition};
 use super::verify::Verifier;
 use super::violation::Violation;
-use tightfit::units::{Bytes, Seconds};
 
 /// The tensors that a module computes with. One that is both read and written is named once, as
 /// written.

@@ -3,11 +3,11 @@
 //! the run.
 
 use thiserror::Error;
+use tightfit::units::Bytes;
 
 use super::id::TensorId;
 use super::state::IllegalTransition;
 use super::violation::Violation;
-use tightfit::units::Bytes;
 
 /// Why there are no moves.
 #[derive(Clone, Debug, Error, PartialEq)]

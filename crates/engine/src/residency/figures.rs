@@ -4,8 +4,9 @@
 use std::fmt;
 use std::ops::AddAssign;
 
-use super::moves::{Move, Place};
 use tightfit::units::{Bytes, Seconds};
+
+use super::moves::{Move, Place};
 
 /// What one iteration moved, and how long that took.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

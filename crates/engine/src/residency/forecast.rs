@@ -5,11 +5,11 @@
 use std::collections::BTreeMap;
 
 use cranelift_entity::PrimaryMap;
+use tightfit::units::Bytes;
 
 use super::error::ResidencyError;
 use super::id::{BlockId, GraphKey, RecordId};
 use super::order::{Order, Recorder};
-use tightfit::units::Bytes;
 
 /// The key of a block that is not used again, as far as is known.
 pub const NEVER: u64 = u64::MAX;

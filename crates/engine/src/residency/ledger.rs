@@ -6,10 +6,10 @@
 
 use cranelift_entity::PrimaryMap;
 use thiserror::Error;
+use tightfit::units::Bytes;
 
 use super::id::TensorId;
 use super::state::{IllegalTransition, TensorState, transition};
-use tightfit::units::Bytes;
 
 /// A memory that tensors may lie in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

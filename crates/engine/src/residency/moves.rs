@@ -1,8 +1,9 @@
 //! What the caller is to do with chunks. Invariant: a move names all chunks of a block, and has its
 //! stated effect if moves are executed one after another, in the order in which they were returned.
 
-use super::id::{BlockId, ChunkId, SlotId};
 use tightfit::units::Bytes;
+
+use super::id::{BlockId, ChunkId, SlotId};
 
 /// Where a chunk lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,13 +4,13 @@
 
 use cranelift_entity::PrimaryMap;
 use cranelift_entity::packed_option::PackedOption;
+use tightfit::units::Bytes;
 
 use super::farthest::Farthest;
 use super::id::{BlockId, SlotId};
 use super::moves::{Move, Place, Purpose};
 use super::packing::{Block, Packing};
 use super::region::Region;
-use tightfit::units::Bytes;
 
 /// What is known of a block.
 #[derive(Clone, Copy, Default)]

@@ -2,10 +2,10 @@
 //! change; the next use of a block is its first position that is not before the given one.
 
 use cranelift_entity::EntityRef;
+use tightfit::units::Bytes;
 
 use super::error::ResidencyError;
 use super::id::BlockId;
-use tightfit::units::Bytes;
 
 /// Accesses while they are being observed.
 #[derive(Clone, Default)]

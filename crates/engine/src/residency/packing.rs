@@ -5,10 +5,10 @@
 //! there a chunk is at least as large as every tensor.
 
 use cranelift_entity::{EntityRef, PrimaryMap};
+use tightfit::units::Bytes;
 
 use super::error::ResidencyError;
 use super::id::{BlockId, ChunkId, TensorId};
-use tightfit::units::Bytes;
 
 /// Most slots of a region and most chunks of a model, so that tables by chunk stay small.
 pub const MOST_CHUNKS: u32 = 1 << 22;

@@ -6,13 +6,14 @@
 //! Source: Cao, Felten, Karlin, Li, "A study of integrated prefetching and caching strategies",
 //! SIGMETRICS 1995: *conservative* and *aggressive*, with limits on what is ahead.
 
+use tightfit::units::Bytes;
+
 use super::forecast::{Cursor, Forecast};
 use super::id::BlockId;
 use super::moves::Purpose;
 use super::occupancy::Occupancy;
 use super::ours::{farthest, queue};
 use super::settings::Ahead;
-use tightfit::units::Bytes;
 
 /// Number of accesses looked ahead: it bounds the time of one decision.
 const AHEAD: u32 = 32;

@@ -4,10 +4,11 @@
 //! Source: ColossalAI's `AutoTensorPlacementPolicy.evict_tensors`, with its floating-point
 //! arithmetic; there the sorted list of tensors is cached, which replays an outdated layout.
 
+use tightfit::units::Bytes;
+
 use super::error::ResidencyError;
 use super::id::BlockId;
 use super::order::Order;
-use tightfit::units::Bytes;
 
 /// The bytes that model data may take in the warm-up, in which non-model data is given a share.
 pub fn warm_up_budget(capacity: Bytes, non_model_share: f64) -> f64 {

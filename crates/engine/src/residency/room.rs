@@ -2,6 +2,8 @@
 //! the device, within the limit that is returned; on failure, the state is unspecified, and the
 //! caller undoes all moves.
 
+use tightfit::units::Bytes;
+
 use super::error::ResidencyError;
 use super::forecast::Forecast;
 use super::id::BlockId;
@@ -9,7 +11,6 @@ use super::moves::Purpose;
 use super::occupancy::Occupancy;
 use super::settings::{Policy, ResidencyVariant, Settings};
 use super::{ours, placing, prefetch, published};
-use tightfit::units::Bytes;
 
 /// Evicts what has to go for the wanted blocks, and brings them. Returns the bytes of the device
 /// that chunks may take during the access.

@@ -1,9 +1,10 @@
 //! How tensors are placed. Invariant: settings that passed [`Settings::check`] describe a region
 //! whose bytes can be added up.
 
+use tightfit::units::Bytes;
+
 use super::error::ResidencyError;
 use super::packing::MOST_CHUNKS;
-use tightfit::units::Bytes;
 
 /// Where tensors lie while nothing computes with them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

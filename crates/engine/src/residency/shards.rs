@@ -5,10 +5,11 @@
 //!
 //! Source: ColossalAI's `ShardedModelV2` and `ShardedOptimizerV2` with `reuse_fp16_shard`.
 
+use tightfit::units::Bytes;
+
 use super::id::TensorId;
 use super::ledger::{Ledger, LedgerError, Payload, Tier};
 use super::state::{Phase, TensorState};
-use tightfit::units::Bytes;
 
 /// The shards of one parameter.
 #[derive(Clone, Copy, Debug)]

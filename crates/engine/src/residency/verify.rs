@@ -3,12 +3,12 @@
 //! is on the device and does not leave its slot, and the newest bytes of a chunk are never dropped.
 
 use cranelift_entity::EntityRef;
+use tightfit::units::Bytes;
 
 use super::id::{ChunkId, SlotId, TensorId};
 use super::moves::{Move, Place};
 use super::packing::Packing;
 use super::violation::Violation;
-use tightfit::units::Bytes;
 
 #[derive(Clone, Copy, Default)]
 struct ChunkBook {

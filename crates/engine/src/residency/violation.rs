@@ -2,9 +2,9 @@
 //! where it is.
 
 use thiserror::Error;
+use tightfit::units::Bytes;
 
 use super::id::{ChunkId, SlotId, TensorId};
-use tightfit::units::Bytes;
 
 /// Why a move must not be made, or an access must not begin.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]

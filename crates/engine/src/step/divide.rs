@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use thiserror::Error;
-use tightfit::exit::{Coded, Exit};
+use tightfit::exit::coded;
 use tightfit::graph::{Graph, Phase};
 use tightfit::id::{MicroBatchId, NodeId, PrimaryMap, RankId, SecondaryMap, StageId};
 use tightfit::pipeline::{
@@ -40,11 +40,7 @@ pub enum DivisionError {
     Sharding(#[from] ShardingError),
 }
 
-impl Coded for DivisionError {
-    fn exit(&self) -> Exit {
-        Exit::Usage
-    }
-}
+coded!(Usage: DivisionError);
 
 /// Why an evaluation is not divided as its training is.
 #[derive(Debug, Error, PartialEq)]

@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Deserializer, de::Error};
 use thiserror::Error as Message;
-use tightfit::exit::{Coded, Exit};
+use tightfit::exit::coded;
 use tightfit::graph::Graph;
 use tightfit::graph::limits::MOST_OF_AN_EVENT;
 use tightfit::reading::Bounded;
@@ -175,11 +175,7 @@ pub struct OtherBatch {
     pub rows: u64,
 }
 
-impl Coded for OtherBatch {
-    fn exit(&self) -> Exit {
-        Exit::Data
-    }
-}
+coded!(Data: OtherBatch);
 
 impl DataSpec {
     /// Refuses batches of another size than the graphs take, since the graphs are what runs.

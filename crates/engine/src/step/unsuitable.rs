@@ -2,9 +2,9 @@
 //! that it does not suit.
 
 use std::path::PathBuf;
-use tightfit::exit::{Coded, Exit};
 
 use thiserror::Error;
+use tightfit::exit::{Coded, Exit};
 
 /// Why a file cannot serve as data.
 #[derive(Debug, Error)]

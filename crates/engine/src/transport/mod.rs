@@ -16,7 +16,7 @@ use std::fmt;
 use std::time::Duration;
 
 use thiserror::Error;
-use tightfit::exit::{Coded, Exit};
+use tightfit::exit::coded;
 use tightfit::id::RankId;
 
 pub use thread::{ThreadLink, thread_links};
@@ -183,11 +183,7 @@ pub enum LinkError {
     },
 }
 
-impl Coded for LinkError {
-    fn exit(&self) -> Exit {
-        Exit::OtherRank
-    }
-}
+coded!(OtherRank: LinkError);
 
 /// One rank's end of the link to all others.
 pub trait Link: fmt::Debug + Send + Sync {

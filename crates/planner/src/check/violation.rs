@@ -3,7 +3,7 @@
 
 use thiserror::Error;
 
-use crate::exit::{Coded, Exit};
+use crate::exit::coded;
 use crate::id::{BufferId, LaneId, MicroBatchId, TierId, TransferId};
 use crate::units::Bytes;
 
@@ -467,11 +467,7 @@ pub enum Violation {
     },
 }
 
-impl Coded for Violation {
-    fn exit(&self) -> Exit {
-        Exit::Violation
-    }
-}
+coded!(Violation: Violation);
 
 /// A number of memories, in words.
 fn memories(count: usize) -> String {

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde::de::DeserializeSeed;
 use serde_json::Deserializer;
 
-use crate::exit::{Coded, Exit};
+use crate::exit::{Coded, Exit, coded};
 use crate::graph::Graph;
 use crate::graph::assembly::Assembly;
 use crate::graph::document::Document;
@@ -106,11 +106,7 @@ fn parsed<'de, R: serde_json::de::Read<'de>>(
     }
 }
 
-impl Coded for GraphError {
-    fn exit(&self) -> Exit {
-        Exit::Content
-    }
-}
+coded!(Content: GraphError);
 
 impl Coded for ReadError {
     fn exit(&self) -> Exit {

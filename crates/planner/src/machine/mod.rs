@@ -9,7 +9,7 @@ mod steady;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::exit::{Coded, Exit};
+use crate::exit::coded;
 use crate::units::Bytes;
 
 pub use hierarchy::{Hierarchy, Lane, Link, Route, Tier};
@@ -84,11 +84,7 @@ pub enum MachineError {
     },
 }
 
-impl Coded for MachineError {
-    fn exit(&self) -> Exit {
-        Exit::Usage
-    }
-}
+coded!(Usage: MachineError);
 
 impl Machine {
     /// The preset called `name`.

@@ -3,7 +3,7 @@
 
 use thiserror::Error;
 
-use crate::exit::{Coded, Exit};
+use crate::exit::coded;
 use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::pipeline::layers::{Layer, forward, is_within};
@@ -41,11 +41,7 @@ pub enum CutError {
     },
 }
 
-impl Coded for CutError {
-    fn exit(&self) -> Exit {
-        Exit::Usage
-    }
-}
+coded!(Usage: CutError);
 
 /// The nodes with which the first calls of modules begin.
 ///

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::exit::{Coded, Exit};
+use crate::exit::coded;
 use crate::graph::GraphError;
 use crate::id::StageId;
 use crate::pipeline::validate::RowsError;
@@ -122,8 +122,4 @@ pub enum PipelineError {
     Graph(#[from] GraphError),
 }
 
-impl Coded for PipelineError {
-    fn exit(&self) -> Exit {
-        Exit::Usage
-    }
-}
+coded!(Usage: PipelineError);

@@ -16,7 +16,7 @@ use cranelift_entity::SecondaryMap;
 use thiserror::Error;
 
 use crate::analysis::{Action, IntervalId, Motion, Sequence, liveness};
-use crate::exit::{Coded, Exit};
+use crate::exit::coded;
 use crate::graph::{Graph, GraphBuilder, GraphError, NodeSpec, Phase, Value, ValueSpec};
 use crate::id::{NodeId, StorageId, ValueId};
 use crate::profile::Profile;
@@ -42,11 +42,7 @@ pub enum RewriteError {
     Graph(#[from] GraphError),
 }
 
-impl Coded for RewriteError {
-    fn exit(&self) -> Exit {
-        Exit::Other
-    }
-}
+coded!(Other: RewriteError);
 
 /// A plan as a graph, and the moves between the nodes of that graph.
 #[derive(Clone, Debug)]

@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value as Json, json};
 use thiserror::Error;
 
-use crate::exit::{Coded, Exit};
+use crate::exit::coded;
 use crate::graph::Graph;
 use crate::id::{BufferId, DEVICE, NodeId};
 use crate::reading::Excess;
@@ -108,11 +108,7 @@ pub enum PlanFileError {
     },
 }
 
-impl Coded for PlanFileError {
-    fn exit(&self) -> Exit {
-        Exit::Content
-    }
-}
+coded!(Content: PlanFileError);
 
 /// The schedule as tightfit-plan/1.
 pub fn write(graph: &Graph, schedule: &Schedule) -> Json {

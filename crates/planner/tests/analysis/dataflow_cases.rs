@@ -3,13 +3,13 @@
 //!
 //! Tier: quick, since it takes less than a second.
 
-use crate::fixtures::corpus;
-use crate::fixtures::graphinfo::{Case, Row, cases};
-
 use tightfit::analysis::{Figures, dataflow};
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::profile::Profile;
+
+use crate::fixtures::corpus;
+use crate::fixtures::graphinfo::{Case, Row, cases};
 
 fn row(figures: &Figures) -> Row {
     [figures.fwd_mem_in, figures.fwd_mem_tmp, figures.bwd_mem_tmp, figures.bwd_mem_out]

@@ -4,11 +4,8 @@
 //!
 //! Tier: quick with a part of the cases, less than a second; full with all of them.
 
-use crate::fixtures::{corpus, generator};
 use std::collections::BTreeSet;
 
-use crate::fixtures::corpus::{GRAPHS, profile, step};
-use crate::fixtures::oracle::passes::{below, phases};
 use proptest::prelude::*;
 use tightfit::analysis::modules::ModuleTree;
 use tightfit::analysis::{Dataflow, Figures, dataflow};
@@ -16,6 +13,10 @@ use tightfit::graph::{Graph, Phase};
 use tightfit::id::{NodeId, StorageId};
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Flops};
+
+use crate::fixtures::corpus::{GRAPHS, profile, step};
+use crate::fixtures::oracle::passes::{below, phases};
+use crate::fixtures::{corpus, generator};
 
 /// One storage: its bytes, the node that makes it, the nodes that read it; nodes by index.
 struct Storage {

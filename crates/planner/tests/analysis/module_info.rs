@@ -3,10 +3,11 @@
 //!
 //! Tier: quick with a part of the cases, less than a second; full with all of them.
 
-use crate::fixtures::corpus;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tightfit::analysis::modules::{ModuleIndex, ModuleInfo};
+
+use crate::fixtures::corpus;
 
 fn file(name: &str) -> Value {
     serde_json::from_slice(&std::fs::read(corpus::path(&format!("cases/{name}"))).unwrap()).unwrap()

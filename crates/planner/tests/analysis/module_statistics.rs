@@ -3,11 +3,8 @@
 //!
 //! Tier: quick with a part of the cases, less than a second; full with all of them.
 
-use crate::fixtures::{corpus, generator};
 use std::collections::BTreeSet;
 
-use crate::fixtures::corpus::{GRAPHS, profile, step};
-use crate::fixtures::oracle::passes::{below, phases};
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
 use tightfit::analysis::modules::{ModuleInfo, ModuleStats, measure};
@@ -17,6 +14,10 @@ use tightfit::machine::Machine;
 use tightfit::profile::Profile;
 use tightfit::tensor::{Argument, DType};
 use tightfit::units::{Bytes, Seconds};
+
+use crate::fixtures::corpus::{GRAPHS, profile, step};
+use crate::fixtures::oracle::passes::{below, phases};
+use crate::fixtures::{corpus, generator};
 
 /// One storage: when it is made and read, by index of nodes; placeholders exist from the start.
 struct Life {

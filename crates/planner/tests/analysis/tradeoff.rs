@@ -3,7 +3,6 @@
 //!
 //! Tier: quick with a part of the cases, less than a second; full with all of them.
 
-use crate::fixtures::{corpus, generator};
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
@@ -16,6 +15,8 @@ use tightfit::id::{NodeId, StorageId};
 use tightfit::profile::Profile;
 use tightfit::tensor::DType;
 use tightfit::units::{Bytes, Seconds};
+
+use crate::fixtures::{corpus, generator};
 
 const ROUNDING: f64 = 1e-9;
 

@@ -4,7 +4,6 @@
 //!
 //! Tier: quick with a part of the cases, 3 s; full with all of them.
 
-use crate::fixtures::generator;
 use std::io::Write;
 
 use expect_test::{Expect, expect};
@@ -16,6 +15,8 @@ use tightfit::graph::{self, GraphBuilder, GraphError, NodeSpec, Phase, ReadError
 use tightfit::id::ValueId;
 use tightfit::tensor::DType;
 use tightfit::units::Bytes;
+
+use crate::fixtures::generator;
 
 /// Two placeholders, a product, a loss, its gradient and an update: nodes 0 to 5, values 0 to 5,
 /// and 6 after the update.

@@ -4,9 +4,7 @@
 //! Tier: quick with a part of the cases, 8 s; full with all of them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use tightfit_testing::first;
 
-use crate::fixtures::corpus::{self, GRAPHS, profile};
 use proptest::prelude::*;
 use tightfit::analysis::modules::{ModuleInfo, measure};
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
@@ -17,6 +15,9 @@ use tightfit::plan::modules::{
 };
 use tightfit::tensor::{Argument, DType};
 use tightfit::units::{Bytes, Seconds};
+use tightfit_testing::first;
+
+use crate::fixtures::corpus::{self, GRAPHS, profile};
 
 /// A model: its modules except the root, each below the root or below an earlier one, and the nodes
 /// that run in each.

@@ -3,12 +3,13 @@
 //!
 //! Tier: quick, since it takes less than a second.
 
-use crate::fixtures::corpus;
 use serde_json::{Value, json};
 use tightfit::analysis::modules::{ModuleIndex, ModuleInfo, OperatorStats, operators};
 use tightfit::plan::SolverLimits;
 use tightfit::plan::modules::{ModulePlanError, SelectivePlan, SelectiveTask, policy, selective};
 use tightfit::units::{Bytes, Seconds};
+
+use crate::fixtures::corpus;
 
 fn file(name: &str) -> Value {
     serde_json::from_slice(&std::fs::read(corpus::path(&format!("cases/{name}"))).unwrap()).unwrap()

@@ -2,13 +2,14 @@
 //!
 //! Tier: quick, since it takes less than a second.
 
-use crate::fixtures::corpus;
 use serde_json::{Value, json};
 use tightfit::analysis::modules::ModuleInfo;
 use tightfit::machine::Link;
 use tightfit::plan::SolverLimits;
 use tightfit::plan::modules::{ModulePlanError, ShardTask, ShardVariant, shard};
 use tightfit::units::{Bytes, Seconds};
+
+use crate::fixtures::corpus;
 
 #[test]
 fn every_recorded_case_has_the_recorded_answer_by_the_published_rules() {

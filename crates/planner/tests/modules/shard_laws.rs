@@ -4,8 +4,6 @@
 //!
 //! Tier: quick, since it takes 2 s.
 
-use crate::fixtures::corpus;
-use crate::fixtures::module_tree::{self, Tree};
 use tightfit::analysis::modules::{ModuleIndex, ModuleInfo, ModuleStats};
 use tightfit::machine::Link;
 use tightfit::plan::SolverLimits;
@@ -13,6 +11,9 @@ use tightfit::plan::modules::{
     ModulePlanError, SelectiveTask, ShardPlan, ShardTask, ShardVariant, selective, shard,
 };
 use tightfit::units::{Bytes, Seconds};
+
+use crate::fixtures::corpus;
+use crate::fixtures::module_tree::{self, Tree};
 
 /// Unit of figures, so large that discarding only whole bytes makes no difference.
 const MILLION: u64 = 1_000_000;

@@ -4,7 +4,6 @@
 //!
 //! Tier: quick with a part of the cases, 5 s; full with all of them.
 
-use crate::fixtures::{generator, oracle};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 use tightfit::graph::Graph;
@@ -12,6 +11,8 @@ use tightfit::id::NodeId;
 use tightfit::plan::{self, Instance, PlanError, Planner};
 use tightfit::profile::Profile;
 use tightfit::units::Bytes;
+
+use crate::fixtures::{generator, oracle};
 
 /// The budget planner may move nodes, so it is compared with an oracle over all orders.
 const PLANNERS: [Planner; 7] = [

@@ -4,10 +4,8 @@
 //!
 //! Tier: quick with a part of the cases, 3 s; full with all of them.
 
-use crate::fixtures::{corpus, generator, oracle};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::fixtures::generator::dag::{self, Freedoms};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 use tightfit::analysis::Sequence;
@@ -19,6 +17,9 @@ use tightfit::plan::{self, Answer, Instance, Search};
 use tightfit::profile::Profile;
 use tightfit::tensor::DType;
 use tightfit::units::{Bytes, Seconds};
+
+use crate::fixtures::generator::dag::{self, Freedoms};
+use crate::fixtures::{corpus, generator, oracle};
 
 /// Graphs of two generators, too large for an oracle.
 fn graphs() -> Vec<Graph> {

@@ -4,9 +4,6 @@
 //!
 //! Tier: quick with a part of the cases, 4 s; full with all of them.
 
-use crate::fixtures::generator::dag::{self, Freedoms};
-use crate::fixtures::oracle::any_order::{fastest_any_order, least_budget_any_order};
-use crate::fixtures::{generator, oracle};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 use tightfit::analysis::Sequence;
@@ -17,6 +14,10 @@ use tightfit::plan::{self, BoundOrder, Instance, Search};
 use tightfit::profile::Profile;
 use tightfit::units::Bytes;
 use tightfit_testing::either;
+
+use crate::fixtures::generator::dag::{self, Freedoms};
+use crate::fixtures::oracle::any_order::{fastest_any_order, least_budget_any_order};
+use crate::fixtures::{generator, oracle};
 
 /// Counts of outcomes over all budgets of all graphs.
 #[derive(Debug, Default)]

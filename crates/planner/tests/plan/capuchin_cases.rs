@@ -7,7 +7,6 @@
 //!
 //! Tier: quick, since it takes less than a second.
 
-use crate::fixtures::{corpus, oracle};
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value as Json;
@@ -23,6 +22,8 @@ use tightfit::profile::Profile;
 use tightfit::schedule::{Lowering, lower};
 use tightfit::tensor::DType;
 use tightfit::units::{Bytes, Seconds};
+
+use crate::fixtures::{corpus, oracle};
 
 struct Case {
     id: String,

@@ -3,12 +3,13 @@
 //!
 //! Tier: quick, since it takes 2 s.
 
-use crate::fixtures::corpus;
 use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;
 use tightfit::units::Bytes;
 use tightfit::{Goal, Request, graph, schedule};
+
+use crate::fixtures::corpus;
 
 /// Name, unplanned peak in bytes, static gigabytes, milliseconds on an a100-80gb.
 const FACTS: [(&str, u64, f64, f64); 7] = [

@@ -3,8 +3,6 @@
 //!
 //! Tier: quick with a part of the cases, less than a second; full with all of them.
 
-use crate::fixtures::generator;
-
 use proptest::prelude::*;
 use tightfit::analysis::Sequence;
 use tightfit::effort::Effort;
@@ -15,6 +13,8 @@ use tightfit::plan::{self, Instance, PlanError, Planner, Retentions, remateriali
 use tightfit::profile::Profile;
 use tightfit::units::Bytes;
 use tightfit::{FitError, Goal, Request};
+
+use crate::fixtures::generator;
 
 const MOST_LAYERS: usize = 24;
 

@@ -4,8 +4,6 @@
 //!
 //! Tier: quick with a part of the cases, 2 s; full with all of them.
 
-use crate::fixtures::corpus::{self, GRAPHS};
-use crate::fixtures::{generator, oracle};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 use tightfit::Goal;
@@ -17,6 +15,9 @@ use tightfit::plan::{self, Instance, PlanError, Planner};
 use tightfit::profile::Profile;
 use tightfit::schedule::{Lowering, lower};
 use tightfit::units::Bytes;
+
+use crate::fixtures::corpus::{self, GRAPHS};
+use crate::fixtures::{generator, oracle};
 
 /// Static bytes plus `share` of what the unplanned peak adds to them.
 fn budget(graph: &Graph, peak: Bytes, share: f64) -> Bytes {

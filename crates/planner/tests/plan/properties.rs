@@ -3,7 +3,6 @@
 //!
 //! Tier: quick with a part of the cases, 14 s; full with all of them.
 
-use crate::fixtures::{generator, oracle};
 use std::collections::BTreeMap;
 use std::io::Write;
 
@@ -21,6 +20,8 @@ use tightfit::profile::Profile;
 use tightfit::schedule::{self, ALIGNMENT, Instruction, Lowering, Residents, Schedule, lower};
 use tightfit::units::Bytes;
 use tightfit::{FitError, Goal, Request};
+
+use crate::fixtures::{generator, oracle};
 
 const MOST_LAYERS: usize = 24;
 

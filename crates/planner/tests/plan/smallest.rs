@@ -4,9 +4,6 @@
 //!
 //! Tier: quick with a part of the cases, 8 s; full with all of them.
 
-use crate::fixtures::generator::dag::{self, Freedoms};
-use crate::fixtures::oracle::any_order::least_budget_any_order;
-use crate::fixtures::{corpus, generator, oracle};
 use proptest::prelude::*;
 use tightfit::analysis::Sequence;
 use tightfit::effort::Effort;
@@ -18,6 +15,10 @@ use tightfit::schedule::ALIGNMENT;
 use tightfit::units::Bytes;
 use tightfit::{FitError, Fitted, Goal, Request, fit, hold};
 use tightfit_testing::either;
+
+use crate::fixtures::generator::dag::{self, Freedoms};
+use crate::fixtures::oracle::any_order::least_budget_any_order;
+use crate::fixtures::{corpus, generator, oracle};
 
 /// Small graphs of the corpus; on some of them a cut, on others an eviction or a greedy rule gets
 /// furthest.

@@ -3,12 +3,13 @@
 //!
 //! Tier: quick with a part of the cases, less than a second; full with all of them.
 
-use crate::fixtures::corpus;
 use proptest::prelude::*;
 use tightfit::Goal;
 use tightfit::effort::Effort;
 use tightfit::schedule::{ALIGNMENT, Lifetime, Packing, Shelf, pack};
 use tightfit::units::Bytes;
+
+use crate::fixtures::corpus;
 
 fn life(first: u32, last: u32, bytes: u64) -> Lifetime {
     Lifetime { first, last, bytes: Bytes(bytes) }

@@ -6,7 +6,6 @@
 
 use std::sync::LazyLock;
 
-use crate::fixtures::generator::{Kind, Layer, Recipe, Updates};
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
@@ -17,6 +16,8 @@ use tightfit::plan::Planner;
 use tightfit::profile::Profile;
 use tightfit::schedule::{self, PlanFileError};
 use tightfit::{Goal, Request};
+
+use crate::fixtures::generator::{Kind, Layer, Recipe, Updates};
 
 struct Small {
     graph: Graph,

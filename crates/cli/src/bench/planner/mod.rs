@@ -8,8 +8,6 @@ mod subject;
 mod synthetic;
 mod tiers;
 
-use crate::exit_code::ExitCode;
-use crate::failure::{Context, Result};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -21,6 +19,8 @@ use tightfit::plan::Planner;
 use tightfit::units::Seconds;
 
 use crate::effort::Limits;
+use crate::exit_code::ExitCode;
+use crate::failure::{Context, Result};
 use crate::output;
 use crate::planners::planner as planner_named;
 use crate::values::fraction;

@@ -2,11 +2,12 @@
 //! Invariant: every node says which forward node it differentiates, and operations are counted as
 //! model FLOPs are: two for each multiplication of a product, half of the attention matrix.
 
-use crate::failure::{Context, Result};
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::id::{ModuleId, NodeId, ValueId};
 use tightfit::tensor::DType;
 use tightfit::units::{Bytes, Flops};
+
+use crate::failure::{Context, Result};
 
 /// Shapes of a Llama.
 #[derive(Clone, Copy, Debug)]

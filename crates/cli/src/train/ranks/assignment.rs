@@ -2,7 +2,6 @@
 //! itself and checks the schedules that it received against that, so nothing runs that it did not
 //! check.
 
-use crate::failure::Result;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -23,6 +22,7 @@ use tightfit_engine::{Step, VERSION};
 use super::chosen::{Chosen, Division};
 use super::refused::Refused;
 use super::share::Share;
+use crate::failure::Result;
 
 /// The message that assigns a rank its work.
 #[derive(Deserialize, Serialize)]

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tightfit::exit::Exit;
 use tightfit::id::RankId;
 use tightfit::units::Bytes;
 use tightfit_engine::transport::Link;
@@ -15,12 +16,12 @@ use super::chosen::{Asked, patience};
 use super::greeting::Greeting;
 use super::share::Share;
 use super::{Way, assignment, choose, rank};
-use crate::exit_code::{ExitCode, OTHER_RANK};
+use crate::exit_code::ExitCode;
 use crate::failure::{Context, Result};
 use crate::train::announce::announce_saving;
 use crate::train::resident::Resident;
 use crate::train::{Arguments, begins, distinct, open};
-use crate::{conclusion, failure, interrupt, output};
+use crate::{conclusion, interrupt, output};
 
 /// How many actions ahead messages are posted: they arrive while the action before their reader
 /// runs.
@@ -67,8 +68,8 @@ pub fn train(arguments: &Arguments, way: Way) -> Result<ExitCode> {
 /// The exit code of a process; if it only knows of another one's failure, that one's. So `mpirun`,
 /// which passes some process's code on, passes that of the cause on.
 fn of_the_cause(own: ExitCode, all: &[u8]) -> ExitCode {
-    let says_why = |code: &&u8| **code != 0 && **code != OTHER_RANK;
-    match all.iter().find(says_why).filter(|_| own == ExitCode::from(OTHER_RANK)) {
+    let says_why = |code: &&u8| **code != 0 && **code != Exit::OtherRank as u8;
+    match all.iter().find(says_why).filter(|_| own == ExitCode::from(Exit::OtherRank)) {
         Some(&cause) => ExitCode::from(cause),
         None => own,
     }

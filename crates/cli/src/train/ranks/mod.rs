@@ -23,6 +23,7 @@ mod trace;
 
 use std::fmt;
 
+use chosen::{Asked, Chosen};
 use clap::{Args, ValueEnum};
 use tightfit::units::Seconds;
 
@@ -31,9 +32,6 @@ use crate::exit_code::ExitCode;
 use crate::failure::Result;
 use crate::progress;
 use crate::values::deadline;
-use chosen::{Asked, Chosen};
-
-pub use refused::Refused as RanksRefused;
 
 /// Several ranks, as they are given on the command line.
 #[derive(Args)]
@@ -159,7 +157,7 @@ pub fn train(arguments: &Arguments, way: Way) -> Result<ExitCode> {
         #[cfg(feature = "mpi")]
         Transport::Mpi => job::train(arguments, way),
         #[cfg(not(feature = "mpi"))]
-        Transport::Mpi => Err(RanksRefused::NoMpi.into()),
+        Transport::Mpi => Err(refused::Refused::NoMpi.into()),
     }
 }
 

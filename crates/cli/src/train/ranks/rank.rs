@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tightfit::exit::Exit;
 use tightfit_engine::transport::Link;
-use tightfit_engine::{Dataset, FastestStep, Session, weights};
+use tightfit_engine::{Dataset, Evaluation, FastestStep, Session, weights};
 
 use super::figures::Figures;
 use super::report::Outcome;
@@ -16,6 +16,7 @@ use crate::failure::{Context, Result};
 use crate::train::ending::{Ending, said};
 use crate::train::placement::Placed;
 use crate::train::resident::Resident;
+use crate::train::run::Course;
 use crate::train::{Arguments, run};
 use crate::{conclusion, interrupt};
 
@@ -29,12 +30,7 @@ pub fn run(
 ) -> Result<ExitCode> {
     let mut session = share.session(link, seed)?;
     let step = &share.step;
-    if let Some(path) = &arguments.resume {
-        weights::load(path, &mut session, &step.name)?;
-        if session.leads() && !arguments.json {
-            say!("resuming after {} steps from {}", session.next_step, path.display())?;
-        }
-    }
+    resume(arguments, &mut session, &step.name)?;
     let signal = signal_of_any(&session)?;
     if signal != 0 {
         let code = interrupt::code_of(signal);
@@ -52,16 +48,10 @@ pub fn run(
     let is_over = session.any(!matches!(course.ending, Ending::InOrder))?;
     let signal = signal_of_any(&session)?;
     let is_interrupted = signal != 0;
-    let mut evaluation = None;
-    if !is_over && !is_interrupted {
-        evaluation = crate::train::evaluation(arguments, &mut session, &mut data, stepped)?;
-    }
-    if let Some(evaluation) = evaluation.filter(|found| !found.loss.is_finite())
-        && !arguments.keep_going
-    {
-        let (step, loss) = (session.next_step, evaluation.loss);
-        course.ending = run::not_finite_at(arguments, step, run::VALIDATION, loss);
-    }
+    let evaluation = match is_over || is_interrupted {
+        true => None,
+        false => evaluate(arguments, &mut session, &mut data, stepped, &mut course)?,
+    };
     // All ranks have the same losses.
     let is_good = match course.ending {
         Ending::NotFinite(_) => false,
@@ -113,6 +103,34 @@ pub fn run(
         false => error.context(said(path, done)),
     })?;
     Ok(interrupt::code_of(signal))
+}
+
+/// Loads the weights from which the run goes on.
+fn resume(arguments: &Arguments, session: &mut Session, step: &str) -> Result<()> {
+    let Some(path) = &arguments.resume else { return Ok(()) };
+    weights::load(path, session, step)?;
+    if session.leads() && !arguments.json {
+        say!("resuming after {} steps from {}", session.next_step, path.display())?;
+    }
+    Ok(())
+}
+
+/// The last evaluation; the run ends at a loss that is not finite.
+fn evaluate(
+    arguments: &Arguments,
+    session: &mut Session,
+    data: &mut Dataset,
+    stepped: bool,
+    course: &mut Course,
+) -> Result<Option<Evaluation>> {
+    let evaluation = crate::train::evaluation(arguments, session, data, stepped)?;
+    if let Some(Evaluation { loss, .. }) = evaluation
+        && !loss.is_finite()
+        && !arguments.keep_going
+    {
+        course.ending = run::not_finite_at(arguments, session.next_step, run::VALIDATION, loss);
+    }
+    Ok(evaluation)
 }
 
 /// The signal that asked any rank to end; zero if none did.

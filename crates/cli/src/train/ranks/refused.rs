@@ -2,6 +2,7 @@
 //! instead.
 
 use thiserror::Error;
+use tightfit::exit::coded;
 use tightfit::id::RankId;
 
 /// Why ranks do not start.

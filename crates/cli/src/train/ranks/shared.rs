@@ -2,7 +2,6 @@
 //! within the budget. Which bits come out depends on the number of ranks and on when gradients are
 //! exchanged, both of which are requested, and on nothing that is chosen here.
 
-use crate::failure::Result;
 use tightfit::id::RankId;
 use tightfit::pipeline::RankInTime;
 use tightfit::sharded::{Reductions, in_time};
@@ -12,6 +11,7 @@ use tightfit_engine::step::Sharing;
 use super::chosen::{Asked, Chosen, Division, Known};
 use super::figures::{Figures, RankFigures};
 use super::{Reduce, Transport};
+use crate::failure::Result;
 
 /// Plans.
 pub fn choose(asked: &Asked<'_>, ranks: u32) -> Result<Chosen> {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::thread;
 
 use thiserror::Error;
+use tightfit::exit::coded;
 use tightfit::id::RankId;
 use tightfit::units::Bytes;
 use tightfit_engine::transport::{Link, LinkError, thread_links};

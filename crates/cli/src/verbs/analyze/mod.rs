@@ -5,8 +5,6 @@ mod facts;
 mod json;
 mod rows;
 
-use crate::exit_code::ExitCode;
-use crate::failure::Result;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -17,6 +15,9 @@ use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::units::Bytes;
 use tightfit_engine::Budget;
+
+use crate::exit_code::ExitCode;
+use crate::failure::Result;
 
 pub use facts::Refused;
 

@@ -1,8 +1,9 @@
 //! Why statistics of modules are refused. Invariant: every way of being wrong has a variant of its
 //! own, which names the module and says what to record.
 
-use crate::exit::{Coded, Exit};
 use thiserror::Error;
+
+use crate::exit::coded;
 
 /// What is wrong with statistics of modules.
 #[derive(Clone, Debug, PartialEq, Error)]
@@ -120,8 +121,4 @@ pub enum ModuleInfoError {
     },
 }
 
-impl Coded for ModuleInfoError {
-    fn exit(&self) -> Exit {
-        Exit::Content
-    }
-}
+coded!(Content: ModuleInfoError);

@@ -4,7 +4,7 @@
 use serde_json::Value;
 use thiserror::Error;
 
-use crate::exit::{Coded, Exit};
+use crate::exit::coded;
 use crate::units::{Bytes, Seconds};
 
 /// One operator of a module's forward pass.
@@ -53,11 +53,7 @@ pub enum OperatorStatsError {
     },
 }
 
-impl Coded for OperatorStatsError {
-    fn exit(&self) -> Exit {
-        Exit::Content
-    }
-}
+coded!(Content: OperatorStatsError);
 
 /// Operators of one module from the JSON of PyTorch's tools (`SACStats`; milliseconds there are
 /// seconds here), and whether random numbers have to be saved.

@@ -10,7 +10,7 @@ mod v_shape;
 use cranelift_entity::{EntityRef, PrimaryMap};
 use thiserror::Error;
 
-use crate::exit::{Coded, Exit};
+use crate::exit::coded;
 use crate::id::{RankId, StageId};
 use crate::pipeline::action::{Action, Pass, Rows};
 
@@ -81,11 +81,7 @@ pub enum Unsuited {
     },
 }
 
-impl Coded for Unsuited {
-    fn exit(&self) -> Exit {
-        Exit::Usage
-    }
-}
+coded!(Usage: Unsuited);
 
 /// Most actions of all rows together.
 const MOST_ACTIONS: u64 = 1 << 22;

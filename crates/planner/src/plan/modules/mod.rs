@@ -8,8 +8,9 @@ mod memory;
 mod policy;
 mod sharding;
 
-use crate::exit::{Coded, Exit, Refusal};
 use thiserror::Error;
+
+use crate::exit::{Coded, Exit, Refusal};
 
 pub use candidate::CheckpointedUnit;
 pub(super) use checkpointing::SelectiveSeries;

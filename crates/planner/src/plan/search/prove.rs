@@ -1,12 +1,12 @@
 //! What a second thread does during the race: it raises the bound. Invariant: nothing here waits
 //! for the race, and with a limit of work alone nothing here depends on how fast the race is.
 
-use crate::plan::Instance;
 use std::cmp::Reverse;
 use std::sync::Mutex;
 
 use crate::effort::{Effort, Meter};
 use crate::id::NodeId;
+use crate::plan::Instance;
 use crate::plan::quantity::{ByteCount, Picoseconds};
 use crate::plan::search::binding_instants::highest;
 use crate::plan::search::bound::{BoundOrder, CutInstant, MovingInstant, Rates};

@@ -10,13 +10,14 @@ mod restarts;
 mod sections;
 mod tight;
 
-use crate::effort::{Effort, Meter};
-use crate::goal::Goal;
-use crate::units::Bytes;
 use best_fit::{BestFit, Placement};
 use branch_and_bound::Outcome;
 use restarts::restarts;
 use sections::sections;
+
+use crate::effort::{Effort, Meter};
+use crate::goal::Goal;
+use crate::units::Bytes;
 
 /// When a buffer is held, in positions, both included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

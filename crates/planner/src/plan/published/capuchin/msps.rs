@@ -7,7 +7,6 @@
 //! (recompute time × executions), where a node is executed for itself and once for each chosen node
 //! that it is a source of.
 
-use crate::plan::Instance;
 use std::collections::BTreeSet;
 
 use cranelift_entity::SecondaryMap;
@@ -16,6 +15,7 @@ use crate::analysis::accesses;
 use crate::effort::Meter;
 use crate::graph::Graph;
 use crate::id::NodeId;
+use crate::plan::Instance;
 use crate::plan::rematerialize::{Retention, may_run_again, mutated_storages};
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};

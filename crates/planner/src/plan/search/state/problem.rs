@@ -5,11 +5,11 @@
 //! Operator 0 stands for the placeholders that die: the batch and the tangents. Point `t` is the
 //! first run of operator `t` together with the recomputations just before it.
 
-use crate::plan::Instance;
 use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap, entity_impl};
 
 use crate::graph::Graph;
 use crate::id::{NodeId, StorageId};
+use crate::plan::Instance;
 use crate::plan::quantity::{ByteCount, Picoseconds};
 use crate::plan::rematerialize::mutated_storages;
 use crate::profile::Profile;
