@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -120,10 +121,18 @@ def run(*words: str, timeout: float | None = 1800, **options: Any) -> subprocess
     return done
 
 
-@functools.cache
+_SERVING = threading.Lock()
+
+
 def _serve() -> None:
-    """Starts the process that others are forked from. Python 3.11 does not give it this process's `sys.path`, and it
-    skips modules that it does not find."""
+    """Starts the process that others are forked from, once, whichever thread asks first. Python 3.11 does not give it this
+    process's `sys.path`, and it skips modules that it does not find."""
+    with _SERVING:
+        _served()
+
+
+@functools.cache
+def _served() -> None:
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [before])])
     try:
