@@ -12,6 +12,7 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import multiprocessing
+import multiprocessing.connection
 import multiprocessing.forkserver
 import multiprocessing.reduction
 import os
@@ -38,6 +39,9 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(IMPORTED)
 # CUDA does not work in a forked process if an import did even as little as count the devices.
 _apart = multiprocessing.get_context("spawn")
+# Whenever a process starts, `multiprocessing` reads the exit codes of all others that have ended. If another thread reads
+# one of them at the same time, the later of both gets 255.
+_ONE_AT_A_TIME = threading.Lock()
 
 
 class Fresh:
@@ -53,10 +57,11 @@ class Fresh:
         (theirs_in, ours_in), (ours_out, theirs_out) = os.pipe(), os.pipe()
         streams = [_Descriptor(number) for number in (theirs_in, theirs_out, self.errors.fileno())]
         wanted = dict(os.environ) if environment is None else environment
-        if is_forked:
-            _serve()
         self.process = (_context if is_forked else _apart).Process(target=_become, args=(words, str(folder), wanted, streams))
-        self.process.start()
+        with _ONE_AT_A_TIME:
+            if is_forked:
+                _serve()
+            self.process.start()
         os.close(theirs_in)
         os.close(theirs_out)
         self.stdin, self.stdout = os.fdopen(ours_in, "w"), os.fdopen(ours_out)
@@ -67,10 +72,11 @@ class Fresh:
         Raises:
             TimeoutError: If it does not end in time.
         """
-        self.process.join(timeout)
-        if self.process.exitcode is None:
+        if not multiprocessing.connection.wait([self.process.sentinel], timeout):
             raise TimeoutError(f"a process did not end within {timeout} s")
-        return self.process.exitcode
+        with _ONE_AT_A_TIME:
+            self.process.join()
+            return self.process.exitcode
 
     def finish(self, timeout: float | None = None) -> tuple[int, str]:
         """Its exit code, and its output from now on.
@@ -121,18 +127,10 @@ def run(*words: str, timeout: float | None = 1800, **options: Any) -> subprocess
     return done
 
 
-_SERVING = threading.Lock()
-
-
-def _serve() -> None:
-    """Starts the process that others are forked from, once, whichever thread asks first. Python 3.11 does not give it this
-    process's `sys.path`, and it skips modules that it does not find."""
-    with _SERVING:
-        _served()
-
-
 @functools.cache
-def _served() -> None:
+def _serve() -> None:
+    """Starts the process that others are forked from. Python 3.11 does not give it this process's `sys.path`, and it
+    skips modules that it does not find."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [before])])
     try:

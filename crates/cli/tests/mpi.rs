@@ -12,10 +12,11 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use program::{Ran, corpus, folder, tightfit, train};
 use serde_json::Value;
 use tightfit_engine::transport::Link;
 use tightfit_engine::transport::mpi::Job;
+
+use program::{Ran, corpus, folder, tightfit, train};
 
 const STEP: &str = "corpus/steps/mlp-digits --microbatches 4";
 const DROPOUT: &str = "corpus/steps/gpt-nano-dropout --microbatches 3";

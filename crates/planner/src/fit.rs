@@ -234,10 +234,7 @@ impl<'a> BudgetedPlanner<'a> {
                 let schedule = self.slab.lowest(search, Bytes::ZERO, &meter).0;
                 Schedule { budget: schedule.slab, ..schedule }
             }
-            (Some(search), Some(route)) => {
-                let schedule = self.slab.smallest_with_moves(search, route, &meter);
-                Schedule { budget: schedule.slab, ..schedule }
-            }
+            (Some(search), Some(route)) => self.slab.smallest_with_moves(search, route, &meter),
         };
         let limit = route.is_none().then(|| {
             let plan = self.slab.instance.plan(self.planner, schedule.runs());

@@ -8,7 +8,6 @@ mod dag;
 
 use std::cmp::Reverse;
 
-use dag::{Freedoms, graph};
 use tightfit::effort::Effort;
 use tightfit::machine::Machine;
 use tightfit::plan::Planner;
@@ -17,6 +16,8 @@ use tightfit::schedule::Instruction;
 use tightfit::units::Bytes;
 use tightfit::{Goal, Request};
 use tightfit_report::{Course, Planned, Report, Residency, Trace, page, savings};
+
+use dag::{Freedoms, graph};
 
 #[test]
 fn every_byte_of_every_call_is_accounted_for() {

@@ -5,7 +5,6 @@
 mod llama;
 
 use clap::Args;
-use llama::LLAMA_405B;
 use serde_json::{Value, json};
 use tightfit::machine::Machine;
 use tightfit::pipeline::stages::{Devices, LayerCost, StagePlan, layer_costs, plan_rows};
@@ -18,6 +17,7 @@ use crate::effort::clock;
 use crate::exit_code::ExitCode;
 use crate::failure::Result;
 use crate::interrupt;
+use llama::LLAMA_405B;
 
 /// GPUs that work as one device: they divide every tensor among themselves.
 const GROUP: u64 = 8;

@@ -18,12 +18,6 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::Args;
-use ending::{OtherSeed, TooManySteps};
-use finish::Finish;
-use placement::{Placed, Placement};
-use ranks::Ranks;
-use replan::{Plans, Replan};
-use resident::Resident;
 use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::CallSeconds;
@@ -47,6 +41,12 @@ use crate::source::Source;
 use crate::tier::Folder;
 use crate::values::{MOST_THREADS, bandwidth, file_path, learning_rate};
 use crate::{conclusion, input, interrupt, output, processor, progress};
+use ending::{OtherSeed, TooManySteps};
+use finish::Finish;
+use placement::{Placed, Placement};
+use ranks::Ranks;
+use replan::{Plans, Replan};
+use resident::Resident;
 
 /// Train an exported step inside one slab of memory.
 #[derive(Args)]

@@ -89,12 +89,16 @@ pub fn pareto(arguments: &Arguments) -> Result<ExitCode> {
         }
         written.tell()?;
     }
+    Ok(if interrupt::raised() { interrupt::code() } else { exit_code(&points) })
+}
+
+/// Not all budgets have an answer if for one of them neither a plan nor a proof was found.
+fn exit_code(points: &[Point]) -> ExitCode {
     let is_unproven = |point: &Point| point.figures.err() == Some(Refusal::NotFound);
-    Ok(if !interrupt::raised() && points.iter().any(is_unproven) {
-        ExitCode::from(Exit::NotFound)
-    } else {
-        interrupt::code()
-    })
+    match points.iter().any(is_unproven) {
+        true => ExitCode::from(Exit::NotFound),
+        false => ExitCode::SUCCESS,
+    }
 }
 
 const HEADS: [&str; 7] = ["budget", "bytes", "slowdown", "bound", "gap", "planned peak", "seconds"];
@@ -162,4 +166,20 @@ fn point_json(point: &Point) -> Value {
 fn drawing(graph: &Graph, machine: &Machine, points: &[Point], unplanned: Seconds) -> String {
     let title = format!("{} on {}: time of a step by budget", graph.name(), machine.name);
     tightfit_report::frontier_svg(&title, unplanned, &drawn(points))
+}
+
+#[cfg(test)]
+mod tests {
+    use tightfit::units::Bytes;
+
+    use super::*;
+
+    #[test]
+    fn a_budget_without_plan_and_proof_has_an_exit_code() {
+        let refused =
+            |refusal| Point { budget: Bytes(1), figures: Err(refusal), seconds: Seconds(0.0) };
+        let code = |points: &[Point]| u8::from(exit_code(points));
+        assert_eq!(code(&[refused(Refusal::Proven)]), 0);
+        assert_eq!(code(&[refused(Refusal::Proven), refused(Refusal::NotFound)]), 10);
+    }
 }

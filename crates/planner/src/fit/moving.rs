@@ -76,7 +76,7 @@ impl Slab<'_> {
             false => (given.clock)(),
         };
         let effort = Effort { clock: &clock, ..meter.round(given.work, 1.0) };
-        let above = search.anew();
+        let above = search.fresh();
         let (stays, moves) = std::thread::scope(|scope| {
             let stays = is_possible.then(|| {
                 Aside::begin(scope, || {

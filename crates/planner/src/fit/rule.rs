@@ -148,8 +148,8 @@ impl Rule<'_> {
     fn lowest(&self, enough: Bytes, meter: &Meter<'_>) -> Result<Laid, PlanError> {
         let Rule { planner, slab } = *self;
         // With the whole floor, as if this were the first request.
-        let mut anew = meter.above(meter.effort().floor);
-        let plan = plan::smallest(slab.instance, planner, &mut anew)?;
+        let mut fresh = meter.above(meter.effort().floor);
+        let plan = plan::smallest(slab.instance, planner, &mut fresh)?;
         Ok((slab.smallest_of(&plan, enough, Slab::rest(meter, 1.0)), plan))
     }
 }

@@ -30,7 +30,7 @@ impl Slab<'_> {
         let longer = meter.with_twice_the_time();
         let is_near = |(schedule, _): &Laid| schedule.slab.0 - schedule.slab.0 / NEAR <= enough.0;
         let meter_at = |best: &Laid| if is_near(best) { &longer } else { &meter };
-        let mut anew = search.anew();
+        let mut fresh = search.fresh();
         let mut peers = None;
         let mut work = FIRST_ROUND * self.instance.order.len().max(1) as u64;
         let all = meter.effort().work.max(work);
@@ -44,19 +44,20 @@ impl Slab<'_> {
             let effort = best.as_ref().map_or(&meter, meter_at).round(work.min(all), 1.0);
             let meter_of_smallest = &Meter::new(&effort).until(LOWEST);
             let slab = SmallestSlab { slab: *self, enough, meter: meter_of_smallest };
-            let smallest = slab.search(&mut anew, best.as_ref(), &mut peers);
-            if is_proven(&anew, &smallest) || is_cut || !is_first && meter_at(&smallest).is_over() {
+            let smallest = slab.search(&mut fresh, best.as_ref(), &mut peers);
+            if is_proven(&fresh, &smallest) || is_cut || !is_first && meter_at(&smallest).is_over()
+            {
                 break smallest;
             }
             let effort = meter_at(&smallest).round(work, 1.0);
-            let faster = self.faster(&mut anew, smallest, &effort, is_first);
-            if is_proven(&anew, &faster) || meter_at(&faster).is_over() || work == all {
+            let faster = self.faster(&mut fresh, smallest, &effort, is_first);
+            if is_proven(&fresh, &faster) || meter_at(&faster).is_over() || work == all {
                 break faster;
             }
             work = work.saturating_mul(GROWTH);
             best = Some(faster);
         };
-        search.learn(anew);
+        search.learn(fresh);
         best
     }
 

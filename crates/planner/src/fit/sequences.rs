@@ -186,7 +186,7 @@ impl Sequences<'_> {
             let runs = match bytes >= peak {
                 true => Some(self.instance.order.to_vec()),
                 // A fresh search: one that knows a plan for less looks less for another.
-                false => search.anew().plan(bytes, &effort).plan.map(|plan| plan.runs()),
+                false => search.fresh().plan(bytes, &effort).plan.map(|plan| plan.runs()),
             };
             if is_highest && runs.is_none() && middle < whole {
                 // No sequence holds this little: more has to be away than lanes hide.

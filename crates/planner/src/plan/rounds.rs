@@ -128,8 +128,8 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
             self.press(heard, &earnest);
         }
         if self.best.is_none() || ended != Ended::InOrder {
-            let anew = self.begin_anew(&meter);
-            if let (Err(refused), None) = (anew, &self.best) {
+            let restarted = self.restart(&meter);
+            if let (Err(refused), None) = (restarted, &self.best) {
                 let first = self.first.unwrap_or(meter.elapsed());
                 return InRounds { made: Err(refused), first };
             }
@@ -194,7 +194,7 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
     }
 
     /// Starts again from the smallest plan, apart from what was found; the better of both stays.
-    fn begin_anew(&mut self, meter: &Meter<'_>) -> Result<(), R::Refusal> {
+    fn restart(&mut self, meter: &Meter<'_>) -> Result<(), R::Refusal> {
         let (plan, made) = self.realize.smallest(self.search, self.budget, meter)?;
         let found = self.best.replace((self.search.extra(&plan), made));
         let refused = std::mem::take(&mut self.refused);

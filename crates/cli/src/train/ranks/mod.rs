@@ -23,7 +23,6 @@ mod trace;
 
 use std::fmt;
 
-use chosen::{Asked, Chosen};
 use clap::{Args, ValueEnum};
 use tightfit::units::Seconds;
 
@@ -32,6 +31,7 @@ use crate::exit_code::ExitCode;
 use crate::failure::Result;
 use crate::progress;
 use crate::values::deadline;
+use chosen::{Asked, Chosen};
 
 /// Several ranks, as they are given on the command line.
 #[derive(Args)]

@@ -12,14 +12,14 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use carrier::{Carrier, Groups};
-use raw::{Library, MpiError};
-use slots::{Board, FIRST, Slot};
 use thiserror::Error;
 use tightfit::exit::{Coded, Exit};
 use tightfit::id::RankId;
 
 use crate::transport::{Link, LinkError};
+use carrier::{Carrier, Groups};
+use raw::{Library, MpiError};
+use slots::{Board, FIRST, Slot};
 
 pub use link::MpiLink;
 

@@ -58,7 +58,7 @@ impl<'a> Search<'a> {
         is_enough: impl FnOnce(&Plan) -> bool,
     ) -> Vec<Plan> {
         let mut lowest =
-            Lowest { search: self.anew(), random: Rng::with_seed(effort.seed), named: Vec::new() };
+            Lowest { search: self.fresh(), random: Rng::with_seed(effort.seed), named: Vec::new() };
         // A request for a budget has a first round whatever the effort.
         let work = effort.work.max(FIRST_ROUND * self.given.len() as u64);
         let effort = Effort { work, ..*effort };

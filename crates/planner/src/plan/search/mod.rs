@@ -120,7 +120,7 @@ impl<'a> Search<'a> {
     }
 
     /// A fresh search of the same step.
-    pub(crate) fn anew(&self) -> Search<'a> {
+    pub(crate) fn fresh(&self) -> Search<'a> {
         Search::of(self.instance, self.given.clone(), self.reordered.clone())
     }
 

@@ -231,3 +231,34 @@ fn a_state_agrees_with_the_simulation_and_takes_back_what_was_tried() {
     println!("{tally:?}");
     assert!(tally.exact > 1000 && tally.states - tally.exact > 1000);
 }
+
+/// Right before the first run that overwrites what it reads, an operator may still run again.
+#[test]
+fn an_operator_may_run_again_until_what_it_reads_is_overwritten() {
+    let mut overwritten = 0;
+    for seed in 0..200 {
+        let graph = graph(&mut Rng::with_seed(seed), 14);
+        let profile = Profile::new(&graph, &Machine::preset("a100-80gb").expect("a preset"));
+        let order = graph.compute_nodes();
+        let problem = Problem::new(Instance::new(&graph, &profile, &order));
+        let state = State::new(&problem);
+        let may_run_again = problem.ops.iter().filter(|(_, op)| op.until > 0);
+        for (id, op) in may_run_again {
+            let Some(node) = op.node.filter(|_| !op.outputs.is_empty()) else { continue };
+            let overwrites = |&later: &OpId| {
+                let later = &graph.nodes()[problem.ops[later].node.expect("a node runs")];
+                let mut written = later.outputs.iter().flatten();
+                let reads = graph.reads(node);
+                later.mutates && written.any(|&it| reads.contains(&graph.values()[it].storage))
+            };
+            let later: Vec<OpId> = problem.ops.keys().filter(|&other| other > id).collect();
+            let last = later.iter().copied().find(overwrites);
+            overwritten += usize::from(last.is_some());
+            for point in later {
+                let expected = last.is_none_or(|last| point <= last);
+                assert_eq!(state.allows(Event { point, op: id }), expected, "{seed}: {id} {point}");
+            }
+        }
+    }
+    assert!(overwritten > 40, "{overwritten}");
+}
