@@ -14,7 +14,9 @@ pub mod sequences;
 mod slab;
 mod smallest;
 mod tiers;
+pub mod turns;
 
+pub(crate) use bound::carry_to_smaller_budgets;
 pub use bound::{Actions, Bound, ScheduleClass};
 use thiserror::Error;
 
@@ -31,6 +33,7 @@ use crate::plan::{
 use crate::profile::Profile;
 use crate::schedule::{Instruction, Residents, Schedule};
 use crate::timeline::Timeline;
+use crate::tuning::bound::AFTERWARDS;
 use crate::units::{Bytes, Seconds};
 
 /// A schedule that fits and was checked, with a bound that no schedule of a class beats.
@@ -80,11 +83,9 @@ impl Fitted {
         self.limit.take()
     }
 
-    /// Raises the bound to that of a budget no smaller than this one, which bounds this one too.
-    pub(crate) fn raise_bound(&mut self, above: Option<Bound>) {
-        if let Some(own) = &mut self.bound {
-            *own = above.map_or(*own, |above| own.raised_to(above));
-        }
+    /// The bound, to be raised.
+    pub(crate) fn bound_mut(&mut self) -> Option<&mut Bound> {
+        self.bound.as_mut()
     }
 
     /// The same schedule under another budget with the bound of that, if the slab fits into it.
@@ -130,9 +131,6 @@ impl FitError {
         }
     }
 }
-
-/// Fraction of the whole effort for proving a bound if the planner itself proves none.
-const BOUND: f64 = 0.1;
 
 /// A planner for one budget after another, which remembers what it found.
 pub struct BudgetedPlanner<'a> {
@@ -217,7 +215,7 @@ impl<'a> BudgetedPlanner<'a> {
         } else {
             BoundOrder::Any
         };
-        let effort = meter.rest_until((meter.share() + BOUND).min(1.0));
+        let effort = meter.rest_until((meter.share() + AFTERWARDS.get()).min(1.0));
         let known = schedule.runs();
         let seconds = plan::lower_bound(instance, order, budget, &known, &effort)?;
         Some(Bound::of_runs(seconds, order))

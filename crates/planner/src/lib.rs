@@ -187,16 +187,20 @@ pub mod sharded;
 pub mod staged;
 pub mod tensor;
 pub mod timeline;
+#[cfg(not(feature = "ablation"))]
+mod tuning;
+#[cfg(feature = "ablation")]
+pub mod tuning;
 pub mod units;
 
 pub use fit::{Actions, Bound, FitError, Fitted, ScheduleClass};
 pub use goal::Goal;
-pub use hold::{Held, hold, hold_moving};
+pub use hold::{Held, HoldRequest, hold};
 pub use plan::BoundOrder;
 
 use check::Violation;
 use effort::Effort;
-use fit::{BudgetedPlanner, checked};
+use fit::{BudgetedPlanner, carry_to_smaller_budgets, checked};
 use graph::Graph;
 use plan::{Instance, Planner};
 use profile::Profile;
@@ -299,12 +303,8 @@ pub fn frontier(
         let total = Seconds((effort.clock)().0 - start.0);
         points.push(FittedPoint { budget, result, first, total });
     }
-    // A bound for a larger budget also holds for a smaller one.
-    let mut above: Option<Bound> = None;
-    for fitted in points.iter_mut().rev().filter_map(|point| point.result.as_mut().ok()) {
-        fitted.raise_bound(above);
-        above = fitted.bound().or(above);
-    }
+    let fitted = points.iter_mut().filter_map(|point| point.result.as_mut().ok());
+    carry_to_smaller_budgets(fitted.filter_map(Fitted::bound_mut));
     points
 }
 

@@ -12,7 +12,7 @@ use tightfit::machine::{Link, Machine, Tier};
 use tightfit::plan::{self, rewrite};
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
-use tightfit::{Goal, Held, hold_moving};
+use tightfit::{Goal, Held, HoldRequest};
 use tightfit_cli::failure::{Context, Result};
 use tightfit_cli::verbs::plan::swapped_json;
 
@@ -143,20 +143,16 @@ pub fn hold(
         let profile = Profile::new(&graph, &machine);
         let clock = || stop.clock();
         let effort = search.limits.timed(search.planner, search.seed, &clock);
-        let held = match tier {
-            None => tightfit::hold(&graph, &profile, goal, search.planner, &effort)?,
-            Some(_) => {
-                let numbers: BTreeSet<usize> = movable.into_iter().collect();
-                let numbered = graph.storages().keys().enumerate();
-                let movable: BTreeSet<StorageId> = numbered
-                    .filter(|(number, _)| numbers.contains(number))
-                    .map(|(_, storage)| storage)
-                    .collect();
-                let may_move = |storage| movable.contains(&storage);
-                hold_moving(&graph, &profile, goal, &may_move, &effort)?
-            }
-        };
-        HeldStep::of(&graph, &profile, &held)
+        let numbers: BTreeSet<usize> = movable.into_iter().collect();
+        let numbered = graph.storages().keys().enumerate();
+        let movable: BTreeSet<StorageId> = numbered
+            .filter(|(number, _)| numbers.contains(number))
+            .map(|(_, storage)| storage)
+            .collect();
+        let may_move = |storage| movable.contains(&storage);
+        let planner = search.planner;
+        let request = HoldRequest { goal, planner, may_move: Some(&may_move), effort };
+        HeldStep::of(&graph, &profile, &tightfit::hold(&graph, &profile, &request)?)
     })
 }
 

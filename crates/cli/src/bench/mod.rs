@@ -1,6 +1,8 @@
 //! `tightfit bench`: measure on this machine. Invariant: figures are printed, never judged; only a
 //! real error fails.
 
+#[cfg(feature = "ablation")]
+mod ablation;
 mod dataflow;
 mod engine;
 mod layout;
@@ -32,6 +34,8 @@ enum What {
     Modules(modules::Arguments),
     Stages(stages::Arguments),
     Scale(scale::Arguments),
+    #[cfg(feature = "ablation")]
+    Ablation(ablation::Arguments),
 }
 
 /// Measures and prints.
@@ -44,5 +48,7 @@ pub fn bench(arguments: &Arguments) -> Result<ExitCode> {
         What::Modules(arguments) => modules::modules(arguments),
         What::Stages(arguments) => stages::stages(arguments),
         What::Scale(arguments) => scale::scale(arguments),
+        #[cfg(feature = "ablation")]
+        What::Ablation(arguments) => ablation::ablation(arguments),
     }
 }

@@ -8,11 +8,12 @@ use serde_json::{Value, json};
 use tightfit::analysis::Motion;
 use tightfit::effort::Effort;
 use tightfit::graph::{self, Graph};
+use tightfit::id::StorageId;
 use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;
 use tightfit::units::Bytes;
-use tightfit::{FitError, Goal, Held, hold, hold_moving, unplanned};
+use tightfit::{FitError, Goal, Held, HoldRequest, hold, unplanned};
 
 use crate::program::corpus;
 
@@ -39,11 +40,9 @@ pub fn answer(case: &str) -> Value {
         }
     };
     let effort = Effort::work(1, WORK);
-    let held = match tier {
-        Some(_) => hold_moving(&graph, &profile, goal, &|_| true, &effort),
-        None => hold(&graph, &profile, goal, Planner::Auto, &effort),
-    };
-    told(&graph, held)
+    let may_move = tier.map(|_| &(|_| true) as &dyn Fn(StorageId) -> bool);
+    let request = HoldRequest { goal, planner: Planner::Auto, may_move, effort };
+    told(&graph, hold(&graph, &profile, &request))
 }
 
 fn read(path: &str) -> Graph {

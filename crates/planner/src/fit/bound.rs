@@ -34,7 +34,7 @@ pub enum Actions {
 
 impl Bound {
     /// The higher of two bounds if they are of the same class; else this one.
-    pub(crate) fn raised_to(self, other: Bound) -> Bound {
+    fn raised_to(self, other: Bound) -> Bound {
         let is_higher = other.class == self.class && other.seconds > self.seconds;
         if is_higher { other } else { self }
     }
@@ -48,5 +48,33 @@ impl Bound {
     pub(crate) fn of_moves(seconds: Seconds) -> Bound {
         let class = ScheduleClass { order: BoundOrder::Any, actions: Actions::RunsAndMoves };
         Bound { seconds, class }
+    }
+}
+
+/// Raises each bound to those of larger budgets, which hold for smaller ones, too. The bounds are
+/// those of budgets in rising order.
+pub(crate) fn carry_to_smaller_budgets<'a>(bounds: impl DoubleEndedIterator<Item = &'a mut Bound>) {
+    let mut above: Option<Bound> = None;
+    for bound in bounds.rev() {
+        *bound = above.map_or(*bound, |above| bound.raised_to(above));
+        above = Some(*bound);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_no_schedule_within_a_larger_budget_beats_none_within_a_smaller_one_beats() {
+        let of = |seconds, order| Bound::of_runs(Seconds(seconds), order);
+        let any = |seconds| of(seconds, BoundOrder::Any);
+        let mut bounds = [any(5.0), any(2.0), any(4.0), any(1.0)];
+        carry_to_smaller_budgets(bounds.iter_mut());
+        assert_eq!(bounds, [any(5.0), any(4.0), any(4.0), any(1.0)]);
+        // Not across classes: one order may be slower than another.
+        let mut bounds = [any(2.0), of(4.0, BoundOrder::Given)];
+        carry_to_smaller_budgets(bounds.iter_mut());
+        assert_eq!(bounds, [any(2.0), of(4.0, BoundOrder::Given)]);
     }
 }

@@ -10,12 +10,11 @@ use crate::fit::BudgetedPlanner;
 use crate::fit::slab::{Laid, Slab, within};
 use crate::fit::tiers::Tiered;
 use crate::machine::Route;
-use crate::plan::{self, LOWEST, PlanError, Rounds, Search};
+use crate::plan::{self, PlanError, Rounds, Search};
 use crate::schedule::Schedule;
+use crate::tuning::bound::WITH_MOVES;
+use crate::tuning::min_slab::SMALLEST;
 use crate::units::{Bytes, Seconds};
-
-/// Fraction of the remaining time for the bound, which soon stops rising and takes a processor.
-const PROOF: f64 = 0.2;
 
 impl BudgetedPlanner<'_> {
     /// A schedule within the budget; at the same time, a second thread proves a bound for the
@@ -29,7 +28,7 @@ impl BudgetedPlanner<'_> {
     ) -> Result<Schedule, PlanError> {
         let (found, proven) = std::thread::scope(|scope| {
             let instance = self.slab.instance;
-            let effort = meter.round(meter.effort().work, PROOF);
+            let effort = meter.round(meter.effort().work, WITH_MOVES.get());
             let prove = move || plan::lower_bound_with_moves(instance, budget, &effort);
             let prover = Aside::begin(scope, prove);
             let (rule, slab) = (self.rule(), self.slab);
@@ -110,7 +109,7 @@ impl Slab<'_> {
     /// The smallest slab of a schedule that moves nothing; absent if something has to move.
     fn lowest_without_moves(&self, search: &mut Search<'_>, meter: &Meter<'_>) -> Option<Laid> {
         let may_stay = self.residents.below.is_empty();
-        may_stay.then(|| self.lowest(search, Bytes::ZERO, &meter.until(LOWEST)))
+        may_stay.then(|| self.lowest(search, Bytes::ZERO, &meter.until(SMALLEST.get())))
     }
 
     /// The fastest schedule in the smallest slab that is found if what is held may move.

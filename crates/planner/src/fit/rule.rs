@@ -9,16 +9,8 @@ use crate::fit::slab::{Laid, Slab, within};
 use crate::goal::Goal;
 use crate::plan::{self, Infeasible, NotFound, Plan, PlanError, Planner};
 use crate::schedule::Schedule;
+use crate::tuning::rule::{BUDGET, COMPACT, COMPACTION, SMALLEST};
 use crate::units::{Bytes, Seconds};
-
-/// Ratio of slab to bytes held up to which a slab is compact, so that no more work is spent on it.
-const COMPACT: f64 = 1.02;
-/// Fraction of the whole effort spent on making a slab compact that fits already.
-const COMPACTION: f64 = 0.3;
-/// Fraction of the whole effort for planning within a budget; the rest is for the smallest slab.
-const BUDGET: f64 = 0.3;
-/// Fraction of the whole effort for the smallest slab if nothing else is requested.
-const SMALLEST: f64 = 0.55;
 
 /// A planner with a fixed rule.
 #[derive(Clone, Copy)]
@@ -41,7 +33,7 @@ impl Rule<'_> {
                 PlanError::Infeasible(Box::new(self.slab.refusal(budget, *smallest)))
             })
         };
-        match self.until(BUDGET, budget, meter, first) {
+        match self.until(BUDGET.get(), budget, meter, first) {
             Ok(Some(schedule)) => Ok(schedule),
             Ok(None) => smallest(meter),
             Err(PlanError::NotFound(ended)) => smallest(meter).map_err(|error| {
@@ -95,9 +87,9 @@ impl Rule<'_> {
             let peak = plan.peak;
             if schedule.slab <= budget {
                 // Addresses that fit may still be spread out.
-                let compact = Bytes((peak.0 as f64 * COMPACT) as u64);
+                let compact = Bytes((peak.0 as f64 * COMPACT.get()) as u64);
                 let smaller = (schedule.slab > compact)
-                    .then(|| lay(compact, (meter.share() + COMPACTION).min(1.0)));
+                    .then(|| lay(compact, (meter.share() + COMPACTION.get()).min(1.0)));
                 let smaller = smaller.filter(|smaller| smaller.slab < schedule.slab);
                 return Ok(Some(Schedule { budget, ..smaller.unwrap_or(schedule) }));
             }
@@ -141,7 +133,7 @@ impl Rule<'_> {
 
     /// The smallest slab for the smallest plan.
     pub fn smallest(&self, meter: &Meter<'_>) -> Result<Laid, PlanError> {
-        self.lowest(Bytes::ZERO, &meter.until(SMALLEST))
+        self.lowest(Bytes::ZERO, &meter.until(SMALLEST.get()))
     }
 
     /// The same, or one that is small enough.

@@ -13,13 +13,10 @@ use std::convert::Infallible;
 use crate::effort::{Effort, Meter};
 use crate::fit::slab::{Laid, Slab};
 use crate::fit::smallest::SmallestSlab;
-use crate::plan::{FIRST_ROUND, LOWEST, Plan, Realize, Rounds, Search};
+use crate::plan::{Plan, Realize, Rounds, Search};
+use crate::tuning::min_slab::{NEAR, SMALLEST};
+use crate::tuning::rounds::{FIRST_ROUND, GROWTH};
 use crate::units::Bytes;
-
-/// Factor by which the work of a rung exceeds that of the one before.
-const GROWTH: u64 = 3;
-/// A slab that exceeds a budget by at most one part in this many of itself gets twice the time.
-const NEAR: u64 = 50;
 
 impl Slab<'_> {
     /// The smallest slab that is found, or the first one that is small enough.
@@ -28,11 +25,12 @@ impl Slab<'_> {
         // A budget that is missed by this little may be a slab that was found when the machine was
         // less busy.
         let longer = meter.with_twice_the_time();
-        let is_near = |(schedule, _): &Laid| schedule.slab.0 - schedule.slab.0 / NEAR <= enough.0;
+        let is_near =
+            |(schedule, _): &Laid| schedule.slab.0 - schedule.slab.0 / NEAR.get() <= enough.0;
         let meter_at = |best: &Laid| if is_near(best) { &longer } else { &meter };
         let mut fresh = search.fresh();
         let mut peers = None;
-        let mut work = FIRST_ROUND * self.instance.order.len().max(1) as u64;
+        let mut work = FIRST_ROUND.get() * self.instance.order.len().max(1) as u64;
         let all = meter.effort().work.max(work);
         let mut best: Option<Laid> = None;
         let best = loop {
@@ -42,7 +40,7 @@ impl Slab<'_> {
                 schedule.slab <= enough.max(search.least_budget())
             };
             let effort = best.as_ref().map_or(&meter, meter_at).round(work.min(all), 1.0);
-            let meter_of_smallest = &Meter::new(&effort).until(LOWEST);
+            let meter_of_smallest = &Meter::new(&effort).until(SMALLEST.get());
             let slab = SmallestSlab { slab: *self, enough, meter: meter_of_smallest };
             let smallest = slab.search(&mut fresh, best.as_ref(), &mut peers);
             if is_proven(&fresh, &smallest) || is_cut || !is_first && meter_at(&smallest).is_over()
@@ -54,7 +52,7 @@ impl Slab<'_> {
             if is_proven(&fresh, &faster) || meter_at(&faster).is_over() || work == all {
                 break faster;
             }
-            work = work.saturating_mul(GROWTH);
+            work = work.saturating_mul(GROWTH.get());
             best = Some(faster);
         };
         search.learn(fresh);
@@ -92,6 +90,7 @@ struct Known<'a> {
 impl Realize for Known<'_> {
     type Made = ();
     type Refusal = Infallible;
+    const MAY_MISS: bool = true;
 
     fn realize(&mut self, plan: &Plan, budget: Bytes, effort: &Effort<'_>) -> Result<(), Bytes> {
         let rank = |(schedule, plan): &Laid| (schedule.slab, plan.seconds);

@@ -14,36 +14,16 @@ use crate::machine::{Link, Route};
 use crate::plan::offload::{Crossing, Home, Offloading};
 use crate::plan::{self, Instance, Plan, Planner, Search};
 use crate::profile::Profile;
+use crate::tuning::sequences::{
+    FEW_LEVELS, IMPROVED, IN_TIME, LEG, LEVELS, LOOK, MOST_HIDDEN, MOST_INSTEAD, MOST_THOROUGH,
+    NEAR, SEARCH, SPARE, WORK_OF_A_LEVEL,
+};
 use crate::units::{Bytes, Seconds};
 
-/// Number of budgets above the requested one (levels) that the search recomputes down to.
-const LEVELS: u32 = 7;
-/// The highest level above the budget, as a fraction of the bytes that lanes hide at most.
-const MOST_HIDDEN: f64 = 1.5;
-/// Number of levels if the bracket of a similar budget is known.
-const FEW_LEVELS: u32 = 3;
-/// By how much that bracket is widened at each end, as a fraction of the same bytes.
-const NEAR: f64 = 0.06;
-/// Lanes are in time if the step waits for no more than this fraction of its runs' time.
-const IN_TIME: f64 = 4e-3;
-/// Work units of the search at each level, per operator.
-const WORK_OF_A_LEVEL: u64 = 60;
-/// Fraction of the whole time for all levels: half for sequences, half for first choices of moves.
-pub const SEARCH: f64 = 0.25;
 /// Fraction of the whole time for each of the two halves of one level.
-const OF_A_LOOK: f64 = SEARCH / (2 * LEVELS) as f64;
-/// Number of sequences, the fastest of those found, that are improved.
-const IMPROVED: usize = 3;
-/// Work units per run for choosing what moves; three times as many in each further pass.
-const LOOK: u64 = 200;
-/// Bytes moved beyond what has to be, as fractions of the bytes that lanes hide at most.
-const SPARE: [f64; 6] = [0.0, 0.01, 0.03, 0.06, 0.12, 0.2];
-/// Number of passes of a descent, each more thorough than the one before.
-const MOST_THOROUGH: u32 = 4;
-/// Fraction of the remaining time for one step of a pass.
-const LEG: f64 = 0.1;
-/// Most storages that are tried, one by one, for being recomputed instead of brought back.
-const MOST_INSTEAD: usize = 8;
+fn of_a_look() -> f64 {
+    SEARCH.get() / f64::from(2 * LEVELS.get())
+}
 /// Bytes per second of lanes that take next to no time.
 const INSTANT: f64 = 1e15;
 
@@ -78,9 +58,9 @@ impl Bracket {
     pub fn whole() -> Bracket {
         Bracket {
             in_time: 0.0,
-            late: MOST_HIDDEN,
-            highest: MOST_HIDDEN,
-            levels: LEVELS,
+            late: MOST_HIDDEN.get(),
+            highest: MOST_HIDDEN.get(),
+            levels: LEVELS.get(),
             tries_highest: true,
             tries_program: true,
         }
@@ -89,8 +69,8 @@ impl Bracket {
     /// The bracket for a slightly smaller or larger budget.
     fn near(self) -> Bracket {
         let Bracket { in_time, late, .. } = self;
-        let (in_time, late) = ((in_time - NEAR).max(0.0), late + NEAR);
-        Bracket { in_time, late, levels: FEW_LEVELS, ..self }
+        let (in_time, late) = ((in_time - NEAR.get()).max(0.0), late + NEAR.get());
+        Bracket { in_time, late, levels: FEW_LEVELS.get(), ..self }
     }
 
     fn middle(self) -> f64 {
@@ -119,7 +99,7 @@ struct Leg {
 
 impl Leg {
     fn work(self, runs: &[NodeId], meter: &Meter<'_>) -> u64 {
-        (LOOK * runs.len() as u64 * 3u64.pow(self.thoroughly)).min(meter.left())
+        (LOOK.get() * runs.len() as u64 * 3u64.pow(self.thoroughly)).min(meter.left())
     }
 
     fn is_over(self, meter: &Meter<'_>) -> bool {
@@ -145,8 +125,9 @@ impl Sequences<'_> {
     ) -> Vec<Vec<NodeId>> {
         let mut sequences = vec![self.instance.order.to_vec()];
         sequences.extend(known.map(Plan::runs));
-        let lowest =
-            search.lowest(&meter.round(self.instance.order.len() as u64 * WORK_OF_A_LEVEL, SEARCH));
+        let lowest = search.lowest(
+            &meter.round(self.instance.order.len() as u64 * WORK_OF_A_LEVEL.get(), SEARCH.get()),
+        );
         sequences.push(lowest.runs());
         sequences
     }
@@ -163,7 +144,7 @@ impl Sequences<'_> {
         meter: &mut Meter<'_>,
     ) -> Vec<Plan> {
         let peak = self.instance.peak(self.instance.order);
-        let work = self.instance.order.len() as u64 * WORK_OF_A_LEVEL;
+        let work = self.instance.order.len() as u64 * WORK_OF_A_LEVEL.get();
         // The level at which the step as it stands fits.
         let whole = peak.saturating_sub(budget).0 as f64 / self.hidden();
         // The time at the last level at which they were in time.
@@ -181,7 +162,7 @@ impl Sequences<'_> {
         while level < bracket.levels {
             let middle = if is_highest { bracket.highest } else { bracket.middle() };
             let bytes = budget + Bytes((self.hidden() * middle).ceil() as u64);
-            let effort = meter.round(work, of_left(OF_A_LOOK, meter));
+            let effort = meter.round(work, of_left(of_a_look(), meter));
             meter.spend(work);
             let runs = match bytes >= peak {
                 true => Some(self.instance.order.to_vec()),
@@ -203,7 +184,7 @@ impl Sequences<'_> {
             let is_in_time = moved.as_ref().is_some_and(|moved| {
                 let seconds = moved.seconds.0;
                 let total = self.instance.profile.total(&moved.runs()).0;
-                seconds < fastest || seconds <= total * (1.0 + IN_TIME)
+                seconds < fastest || seconds <= total * (1.0 + IN_TIME.get())
             });
             match &moved {
                 Some(moved) if is_in_time => {
@@ -225,8 +206,8 @@ impl Sequences<'_> {
     /// A sequence with the moves that a budget requires, chosen with little work.
     fn moved(&self, runs: Vec<NodeId>, budget: Bytes, meter: &mut Meter<'_>) -> Option<Plan> {
         let offloading = self.offloading(&runs);
-        let work = (LOOK * runs.len() as u64).min(meter.left());
-        let effort = meter.round(work, of_left(OF_A_LOOK, meter));
+        let work = (LOOK.get() * runs.len() as u64).min(meter.left());
+        let effort = meter.round(work, of_left(of_a_look(), meter));
         meter.spend(work);
         let moved = offloading.within(budget, effort.seed, &mut Meter::new(&effort))?;
         Some(Plan { planner: Planner::Auto, ..moved })
@@ -250,7 +231,7 @@ impl Sequences<'_> {
     /// Improves moves and recomputation in turns while the plan gets faster; then more thoroughly.
     pub fn descend(&self, best: &mut Plan, budget: Bytes, share: f64, meter: &mut Meter<'_>) {
         let until = meter.part() + share;
-        for thoroughly in 0..MOST_THOROUGH {
+        for thoroughly in 0..MOST_THOROUGH.get() {
             self.recompute_less(best, Leg { budget, until, thoroughly }, meter);
         }
     }
@@ -260,7 +241,8 @@ impl Sequences<'_> {
     fn recompute_less(&self, best: &mut Plan, leg: Leg, meter: &mut Meter<'_>) {
         let (hidden, budget) = (self.hidden(), leg.budget);
         let work = leg.work(&best.runs(), meter);
-        let mut spares = SPARE.iter();
+        let spares_of_a_pass = SPARE.get();
+        let mut spares = spares_of_a_pass.iter();
         while let Some(spare) = spares.next() {
             if leg.is_over(meter) {
                 break;
@@ -273,11 +255,11 @@ impl Sequences<'_> {
             let Some(moved) = moved else { continue };
             let away = self.away(&runs, &moved);
             meter.spend(work);
-            let effort = meter.round(work, LEG);
+            let effort = meter.round(work, LEG.get());
             let fewer = plan::relieved(self.instance, &runs, &away, budget, &effort);
             let next = self.moved_in(leg, &fewer, budget, meter);
             if improve(best, next) {
-                spares = SPARE.iter();
+                spares = spares_of_a_pass.iter();
             }
         }
     }
@@ -318,7 +300,7 @@ impl Sequences<'_> {
             plan::once_more(graph, &runs, back.storage, from + ahead)
         };
         let more: Vec<Vec<NodeId>> =
-            returns.into_iter().filter_map(once_more).take(MOST_INSTEAD).collect();
+            returns.into_iter().filter_map(once_more).take(MOST_INSTEAD.get()).collect();
         more.into_iter().any(|runs| {
             let next = if leg.is_over(meter) {
                 None
@@ -339,7 +321,7 @@ impl Sequences<'_> {
     ) -> Option<Plan> {
         let work = leg.work(runs, meter);
         meter.spend(work);
-        let effort = meter.round(work, LEG);
+        let effort = meter.round(work, LEG.get());
         let seed = effort.seed.wrapping_add(u64::from(leg.thoroughly));
         let moved = self.offloading(runs).within(budget, seed, &mut Meter::new(&effort))?;
         Some(Plan { planner: Planner::Auto, ..moved })
@@ -372,7 +354,7 @@ fn of_left(share: f64, meter: &Meter<'_>) -> f64 {
 pub fn fastest_of(mut found: Vec<Plan>) -> Vec<Plan> {
     found.sort_by(by_seconds);
     found.dedup_by(|a, b| a.runs() == b.runs());
-    found.truncate(IMPROVED);
+    found.truncate(IMPROVED.get());
     found
 }
 

@@ -4,11 +4,8 @@ use crate::effort::{Effort, Meter};
 use crate::goal::Goal;
 use crate::plan::{Infeasible, Instance, Plan, Realize, Search, spread};
 use crate::schedule::{Lowering, Residents, Schedule, lower};
+use crate::tuning::min_slab::FLOOR;
 use crate::units::Bytes;
-
-/// Work units for thorough packing that are done before a deadline counts; fewer if the caller
-/// chose the deadline. For steps of 5,000 runs this is all the work that is worthwhile.
-const FLOOR: u64 = 200_000;
 
 /// A plan with addresses.
 pub type Laid = (Schedule, Plan);
@@ -37,7 +34,7 @@ impl Slab<'_> {
     /// work.
     pub fn rest<'e>(meter: &Meter<'e>, share: f64) -> Effort<'e> {
         let effort = meter.effort();
-        let floor = if share < 1.0 { 0 } else { effort.in_proportion(FLOOR) };
+        let floor = if share < 1.0 { 0 } else { effort.in_proportion(FLOOR.get()) };
         Effort { floor, ..meter.round(effort.work.max(floor), share) }
     }
 
@@ -63,6 +60,7 @@ pub fn within(budget: Bytes, (schedule, plan): Laid) -> Result<Schedule, Box<Lai
 impl Realize for Slab<'_> {
     type Made = Schedule;
     type Refusal = Box<Laid>;
+    const MAY_MISS: bool = true;
 
     /// Spread, if the budget allows, so that other ranks wait less; else as it is.
     fn realize(

@@ -14,15 +14,8 @@ use crate::effort::{Effort, Meter};
 use crate::fit::slab::{Laid, Slab};
 use crate::plan::{self, Plan, Planner, Search};
 use crate::schedule::Schedule;
+use crate::tuning::min_slab::{LOOK, OWN_FLOOR, PEAK};
 use crate::units::{Bytes, Seconds};
-
-/// Fraction of the remaining time to search for the smallest peak; the rest is for addresses.
-const PEAK: f64 = 0.4;
-/// Fraction of the time then remaining for first addresses of each of the smallest plans.
-const LOOK: f64 = 0.08;
-/// Work units of thorough packing before a deadline counts (the floor of [`Slab::rest`]) for the
-/// search's own plans, which more often cannot be packed at all.
-const OWN_FLOOR: u64 = 80_000;
 
 /// The search for the smallest slab.
 pub struct SmallestSlab<'a, 'e> {
@@ -67,13 +60,13 @@ impl SmallestSlab<'_, '_> {
             let peers = || known.insert(peers.end().unwrap_or_default()).clone();
             let mut early = None;
             let plans = search.smallest(
-                &self.meter.round(self.meter.effort().work, PEAK),
+                &self.meter.round(self.meter.effort().work, PEAK.get()),
                 peers,
                 |lowest| {
                     if lowest.peak > self.enough {
                         return false;
                     }
-                    let schedule = self.lay_out(lowest, self.rest(LOOK));
+                    let schedule = self.lay_out(lowest, self.rest(LOOK.get()));
                     let is_enough = schedule.slab <= self.enough;
                     early = is_enough.then(|| (schedule, lowest.clone()));
                     is_enough
@@ -95,14 +88,14 @@ impl SmallestSlab<'_, '_> {
     fn of_search(&self, best: Option<&Laid>, plans: Vec<Plan>) -> Option<Laid> {
         let grace = self.meter.with_grace(self.slab.instance.order.len());
         let lowest = plans.first().cloned().map(|plan| (plan, 1.0));
-        plans.into_iter().map(|plan| (plan, LOOK)).chain(lowest).fold(
+        plans.into_iter().map(|plan| (plan, LOOK.get())).chain(lowest).fold(
             best.cloned(),
             |best, (plan, share)| {
                 if self.is_hopeless(&best, &plan) || best.is_some() && grace.is_over() {
                     return best;
                 }
                 let rest = self.rest(share);
-                let own = rest.in_proportion(OWN_FLOOR);
+                let own = rest.in_proportion(OWN_FLOOR.get());
                 let effort = Effort { floor: rest.floor.min(own), ..rest };
                 Some(self.better(best, (self.lay_out(&plan, effort), plan)))
             },

@@ -1,82 +1,24 @@
-//! Schedules that also move what they hold. Invariant: within a budget none is slower than the
-//! known one, which moves nothing; if the smallest slab is requested, none is larger.
-//!
-//! The fastest sequences that are known to hold no more than the budget
-//! (`crates/planner/src/fit/sequences.rs`) are given addresses. If these do not pack, the sequences
-//! are made for less than the budget.
+//! Schedules that also move what they hold, in a slab. Invariant: within a budget none is slower
+//! than the known one, which moves nothing; if the smallest slab is requested, none is larger.
 
 use crate::check::check;
 use crate::effort::Meter;
-use crate::fit::sequences::{Bracket, Sequences, fastest_of, with_instant_lanes};
+use crate::fit::sequences::{Sequences, with_instant_lanes};
 use crate::fit::slab::{Laid, Slab};
+use crate::fit::turns::fastest_in_turns;
 use crate::goal::Goal;
 use crate::id::StorageId;
 use crate::machine::Route;
 use crate::plan::offload::{Crossing, Home};
 use crate::plan::{Instance, Plan, Planner, Search};
 use crate::schedule::{Residents, Schedule};
+use crate::tuning::turns::ADDRESSES;
 use crate::units::Bytes;
-
-/// Number of turns; in each, sequences are improved for as many bytes as addresses pack for.
-const TURNS: u32 = 6;
-/// Fraction of a turn for moves and recomputation; the rest is for addresses.
-const DESCENT: f64 = 0.7;
-/// Fraction of the remaining time for the addresses of one plan.
-const ADDRESSES: f64 = 0.1;
-/// The first aim is the budget less one part in this many: slack costs time but makes packing
-/// easier.
-const SLACK: u64 = 80;
-/// If addresses do not pack, the aim falls by one part in this many of the budget; then by twice
-/// as much each time.
-const STEP: u64 = 100;
-/// The bisection of aims ends if they differ by at most one part in this many.
-const CLOSE: u64 = 500;
 
 /// The search for schedules with moves.
 pub struct Tiered<'a> {
     pub slab: Slab<'a>,
     pub route: Route,
-}
-
-/// The bytes that plans aim at so that their addresses pack within a budget.
-struct Target {
-    budget: Bytes,
-    aim: Bytes,
-    /// The highest aim for which they packed.
-    fits: Option<Bytes>,
-    /// The lowest aim for which they did not.
-    fails: Option<Bytes>,
-    /// By how much the aim falls next if they do not.
-    step: Bytes,
-}
-
-impl Target {
-    fn new(budget: Bytes) -> Target {
-        let step = Bytes(budget.0 / STEP);
-        let aim = budget.saturating_sub(Bytes(budget.0 / SLACK));
-        Target { budget, aim, fits: None, fails: None, step }
-    }
-
-    /// Chooses the next aim after this many bytes were missing. A layout that fails says little
-    /// about how much less would do.
-    fn learn(&mut self, missing: Bytes) {
-        match missing {
-            Bytes::ZERO => self.fits = Some(self.aim),
-            _ => self.fails = Some(self.aim),
-        }
-        self.aim = match (self.fits, self.fails) {
-            (_, None) => self.budget,
-            (None, Some(fails)) => {
-                let less = fails.saturating_sub(self.step);
-                self.step = self.step + self.step;
-                less
-            }
-            (Some(fits), Some(fails)) => {
-                let between = fails.saturating_sub(fits);
-                if between.0 <= fits.0 / CLOSE { fits } else { fits + Bytes(between.0 / 2) }
-            }
-        };
-    }
 }
 
 impl Tiered<'_> {
@@ -88,56 +30,10 @@ impl Tiered<'_> {
         known: Option<Schedule>,
         meter: &Meter<'_>,
     ) -> Option<Schedule> {
-        let mut meter = meter.clone();
-        let meter = &mut meter;
-        let of_known = known.as_ref().map(|known| self.seconds(known));
-        let least = self.slab.instance.seconds().0;
-        if of_known.is_some_and(|seconds| seconds <= least) {
-            return known;
-        }
         let home = |storage| self.home(storage);
-        let moving = self.sequences(&home);
-        let (mut found, mut bracket) = (Vec::new(), Bracket::whole());
-        let mut best = of_known.zip(known);
-        let mut target = Target::new(budget);
-        let mut aimed_at = None;
-        for turn in 0..TURNS {
-            if aimed_at.replace(target.aim) != Some(target.aim) {
-                // Plans improved for another aim are among the new starting points.
-                found = moving.within(&found, target.aim, meter);
-                found.extend(moving.levels(search, target.aim, &mut bracket, meter));
-                found = fastest_of(found);
-            }
-            let until = (1.0 - meter.part()) / f64::from(TURNS - turn);
-            let share = DESCENT * until / found.len().max(1) as f64;
-            for candidate in &mut found {
-                moving.descend(candidate, target.aim, share, meter);
-            }
-            found = fastest_of(found);
-            if turn + 1 == TURNS
-                && let Some(fastest) = found.first_mut()
-            {
-                moving.recompute_instead(fastest, target.aim, share, meter);
-            }
-            let mut missing = None;
-            if let Some(candidate) = found.first()
-                && let seconds = candidate.seconds.0
-                && best.as_ref().is_none_or(|(best, _)| seconds < *best)
-            {
-                let schedule = self.lay_out(candidate, Goal::Within(budget), meter);
-                let more = schedule.slab.saturating_sub(budget);
-                missing = Some(more);
-                if more == Bytes::ZERO {
-                    best = Some((seconds, schedule));
-                }
-            }
-            let is_least = best.as_ref().is_some_and(|&(seconds, _)| seconds <= least);
-            if found.is_empty() && target.aim == budget || is_least || meter.is_over() {
-                break;
-            }
-            target.learn(missing.unwrap_or(Bytes::ZERO));
-        }
-        best.map(|(_, schedule)| schedule)
+        let known = known.map(|known| (self.seconds(&known), known));
+        let mut slab = self.slab;
+        fastest_in_turns(&self.sequences(&home), search, budget, known, &mut slab, meter)
     }
 
     /// The smallest slab that is found; of those that are no larger than `enough`, the fastest
@@ -197,7 +93,7 @@ impl Tiered<'_> {
 
     /// Addresses for a plan, in a fraction of the remaining time.
     fn lay_out(&self, plan: &Plan, goal: Goal, meter: &Meter<'_>) -> Schedule {
-        self.slab.lay_out(plan, goal, meter.round(meter.effort().work, ADDRESSES))
+        self.slab.lay_out(plan, goal, meter.round(meter.effort().work, ADDRESSES.get()))
     }
 
     /// Seconds of a schedule, waiting included.

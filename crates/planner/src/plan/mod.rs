@@ -33,13 +33,12 @@ pub use instance::{Instance, Plan, Simulation, simulate};
 pub use milp::{SOLVER, SolverLimits};
 pub use not_found::NotFound;
 pub use order::base_order;
-pub use realize::Realize;
+pub use realize::{Realize, Unplaced};
 pub use rematerialize::{Retention, Retentions, once_more, rematerialize};
 pub use rewrite::{RewriteError, Rewritten, RewrittenMove, rewrite};
-pub use rounds::{FIRST_ROUND, InRounds, Rounds, fastest};
+pub use rounds::{InRounds, Rounds, fastest};
 pub use search::{
-    Answer, BoundOrder, LOWEST, Search, lower_bound, lower_bound_with_moves, lowest_of_peers,
-    relieved,
+    Answer, BoundOrder, Search, lower_bound, lower_bound_with_moves, lowest_of_peers, relieved,
 };
 pub use spread::spread;
 

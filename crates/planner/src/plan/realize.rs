@@ -12,6 +12,8 @@ pub trait Realize {
     type Made;
     /// Why not even the smallest plan fits.
     type Refusal;
+    /// Whether a plan may take more bytes than it holds.
+    const MAY_MISS: bool;
 
     /// The result of a plan that holds no more than `budget`, within the effort. The error is how
     /// many bytes it takes beyond those that it holds.
@@ -40,6 +42,7 @@ pub struct Unplaced;
 impl Realize for Unplaced {
     type Made = Plan;
     type Refusal = Box<Infeasible>;
+    const MAY_MISS: bool = false;
 
     fn realize(&mut self, plan: &Plan, _: Bytes, _: &Effort<'_>) -> Result<Plan, Bytes> {
         Ok(plan.clone())

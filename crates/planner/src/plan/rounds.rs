@@ -24,42 +24,11 @@ use crate::plan::quantity::Picoseconds;
 use crate::plan::realize::{Realize, Unplaced};
 use crate::plan::search::{PEERS, Search, peer};
 use crate::plan::{Infeasible, Plan, Planner};
+use crate::tuning::rounds::{
+    ADDRESSES, FASTEST, FIRST_ROUND, FRUITLESS, GROWTH, LAST, LEAST_GAIN, LEAST_LAST, LEAST_LESS,
+    MORE_THAN_MISSING, MOST_ADDRESSES, MOST_LAST, NODES_OF_LAST, SLACK, STOP, STOP_OFFERS, UNTAKEN,
+};
 use crate::units::{Bytes, Seconds};
-
-/// Work units of the first round, per operator.
-pub const FIRST_ROUND: u64 = 100;
-/// Factor by which the work of a round exceeds that of the one before.
-const GROWTH: u64 = 3;
-/// Fractions of the budget that are left free, one after the other, if addresses do not pack. Less
-/// slack gives faster steps, more slack packs sooner. How these and the figures below were chosen:
-/// `doc/theory/recompute.md`.
-const SLACK: [f64; 8] = [0.0, 0.003, 0.008, 0.02, 0.045, 0.08, 0.13, 0.2];
-/// Fraction of the whole time after which rounds stop if no plan fits yet.
-const STOP: f64 = 0.1;
-/// Fraction of the time left until then for a round while no plan fits, and again for its
-/// addresses.
-const UNTAKEN: f64 = 0.5;
-/// Fraction of the whole time after which plans of other planners are no longer tried if no plan
-/// fits yet.
-const STOP_OFFERS: f64 = 0.15;
-/// Fraction of the whole time, at its end, for thorough packing of known plans.
-const LAST: f64 = 0.08;
-/// Work units per operator for packing each of the fastest of them before a deadline counts.
-const ADDRESSES: u64 = 20;
-/// The most of those work units, for any number of operators.
-const MOST_ADDRESSES: u64 = 20_000;
-/// Number of those fastest plans.
-const FASTEST: usize = 2;
-/// Most plans that are packed thoroughly after their first addresses did not fit.
-const MOST_LAST: usize = 32;
-/// Nodes, summed over plans, that are tried whatever the time.
-const NODES_OF_LAST: usize = 65_536;
-/// Least number of plans that are tried whatever the time.
-const LEAST_LAST: usize = 4;
-/// Number of rounds in a row, each with more work, after which nothing new is expected.
-const FRUITLESS: usize = 5;
-/// Fraction of the step's time; a plan that is faster by less is not worth new addresses.
-const LEAST_GAIN: f64 = 1e-6;
 
 /// How rounds ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -119,7 +88,7 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
         let mut heard = Vec::new();
         let ended = self.with_peers(effort, &meter, &mut heard);
         let fits = self.best.is_some();
-        let until = if fits { 1.0 } else { STOP_OFFERS };
+        let until = if fits { 1.0 } else { STOP_OFFERS.get() };
         let offers = meter.rest_until(until);
         self.offer_known(&Effort { work: 0, ..offers });
         if !self.refused.is_empty() {
@@ -176,7 +145,7 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
                 self.hear(peers.iter(), heard);
             }
             let mut turns = match meter.has_deadline() {
-                true => meter.until(1.0 - LAST),
+                true => meter.until(1.0 - LAST.get()),
                 false => meter.clone(),
             };
             let ended = self.rounds(&mut turns, |rounds| rounds.hear(peers.try_iter(), heard));
@@ -221,7 +190,7 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
 
     /// Work of the first round.
     fn first_round(&self) -> u64 {
-        FIRST_ROUND * self.search.operators() as u64
+        FIRST_ROUND.get() * self.search.operators() as u64
     }
 
     /// Makes plans of other planners known.
@@ -239,7 +208,7 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
 
     fn is_gain(&self, extra: Picoseconds, least: Picoseconds) -> bool {
         let total = self.search.total().seconds().0;
-        extra < least - Picoseconds::round_down(Seconds(total * LEAST_GAIN))
+        extra < least - Picoseconds::round_down(Seconds(total * LEAST_GAIN.get()))
     }
 
     /// Realizes a plan if it is faster; the error is that of [`Realize::realize`].
@@ -253,15 +222,15 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
 
     fn rounds(&mut self, meter: &mut Meter<'_>, mut hear: impl FnMut(&mut Self)) -> Ended {
         let mut work = self.first_round();
-        let (mut turn, mut turns) = (0, SLACK.len());
+        let (mut turn, mut turns) = (0, SLACK.get().len());
         let mut missing = Bytes(u64::MAX);
         let (mut fruitless, mut had_nothing) = (0, None);
         loop {
             let of_this_round = work;
             let before = (self.search.peaks(), self.least());
-            // What was missing before, plus a tenth of it, may be less than this slack.
-            let slack = Bytes((self.budget.0 as f64 * SLACK[turn]) as u64)
-                .min(Bytes(missing.0.saturating_add(missing.0 / 10)));
+            // A little more than what was missing before may be less than this slack.
+            let slack = Bytes((self.budget.0 as f64 * SLACK.get()[turn]) as u64)
+                .min(Bytes(missing.0.saturating_add(missing.0 / MORE_THAN_MISSING.get())));
             let aim = self.budget.saturating_sub(slack);
             let round = self.part(meter, work);
             let seed = round.seed.wrapping_add(meter.spent());
@@ -275,18 +244,18 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
                     Err(more) if turn + 1 < turns => (missing, turn) = (more, turn + 1),
                     Err(more) => {
                         missing = more;
-                        work = work.saturating_mul(GROWTH);
+                        work = work.saturating_mul(GROWTH.get());
                     }
-                    Ok(()) => work = work.saturating_mul(GROWTH),
+                    Ok(()) => work = work.saturating_mul(GROWTH.get()),
                 },
                 // Nothing fits with this much slack.
                 None if turn > 0 => {
                     turns = turn;
                     turn -= 1;
-                    work = work.saturating_mul(GROWTH);
+                    work = work.saturating_mul(GROWTH.get());
                 }
                 None if self.best.is_none() => return Ended::InOrder,
-                None => work = work.saturating_mul(GROWTH),
+                None => work = work.saturating_mul(GROWTH.get()),
             }
             hear(self);
             // They may be better than what later rounds find.
@@ -302,10 +271,10 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
                 return Ended::InOrder;
             }
             let known = self.search.least_extra(self.budget);
-            if fruitless == FRUITLESS && known.is_some_and(|extra| self.wants(extra)) {
+            if fruitless == FRUITLESS.get() && known.is_some_and(|extra| self.wants(extra)) {
                 return Ended::Fruitless;
             }
-            if meter.would_exceed(work) || best.is_none() && meter.share() > STOP {
+            if meter.would_exceed(work) || best.is_none() && meter.share() > STOP.get() {
                 return match had_nothing && !meter.has_deadline() {
                     true => Ended::Late,
                     false => Ended::InOrder,
@@ -331,8 +300,8 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
         known.sort_by_key(|&(extra, _)| extra);
         known.dedup();
         let (meter, least_looks) = (Meter::new(effort), self.least_looks());
-        for (number, (extra, plan)) in known.into_iter().take(MOST_LAST).enumerate() {
-            let floor = if number < FASTEST { self.floor_of_addresses() } else { 0 };
+        for (number, (extra, plan)) in known.into_iter().take(MOST_LAST.get()).enumerate() {
+            let floor = if number < FASTEST.get() { self.floor_of_addresses() } else { 0 };
             let effort = &Effort { floor, ..meter.round(effort.work, 1.0) };
             if number >= least_looks && meter.is_late()
                 || !self.wants(extra)
@@ -371,12 +340,12 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
 
     /// Work units for thorough packing of one plan before a deadline counts.
     fn floor_of_addresses(&self) -> u64 {
-        (ADDRESSES * self.search.operators() as u64).min(MOST_ADDRESSES)
+        (ADDRESSES.get() * self.search.operators() as u64).min(MOST_ADDRESSES.get())
     }
 
     /// Number of plans that are tried whatever the time.
     fn least_looks(&self) -> usize {
-        (NODES_OF_LAST / self.search.operators().max(1)).max(LEAST_LAST)
+        (NODES_OF_LAST.get() / self.search.operators().max(1)).max(LEAST_LAST.get())
     }
 
     /// Tries the plans that are known to be within the budget, the fastest first, until one fits.
@@ -387,7 +356,7 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
             let plan = most.and_then(|most| self.search.fastest_within(most));
             let Some(plan) = plan.cloned() else { return };
             // The next one holds noticeably less.
-            most = plan.peak.0.checked_sub((plan.peak.0 / 128).max(1)).map(Bytes);
+            most = plan.peak.0.checked_sub((plan.peak.0 / LEAST_LESS.get()).max(1)).map(Bytes);
             let extra = self.search.extra(&plan);
             if self.refused.contains(&extra) {
                 continue;
@@ -407,7 +376,7 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
     fn part<'e>(&self, meter: &Meter<'e>, work: u64) -> Effort<'e> {
         match self.best {
             Some(_) => meter.round(work, 1.0),
-            None => meter.until(STOP).round(work, UNTAKEN),
+            None => meter.until(STOP.get()).round(work, UNTAKEN.get()),
         }
     }
 }

@@ -17,6 +17,7 @@ use crate::schedule::instruction::Buffer;
 use crate::schedule::layout::{Lifetime, Packing, Shelf, pack};
 use crate::schedule::lowering::Lowering;
 use crate::schedule::persistent::{Fixed, homes, on_device};
+use crate::tuning::layout::{WORK, WORK_OF_FEW};
 use crate::units::Bytes;
 
 /// The buffers of a schedule under construction.
@@ -198,12 +199,6 @@ pub(super) struct Placed {
     pub below: Bytes,
 }
 
-/// Most work of one layout per buffer: a step is lowered several times, and improvements are found
-/// early.
-const WORK_OF_EACH_BUFFER: u64 = 32;
-/// Least work limit of one layout, for steps with few buffers.
-const WORK_OF_FEW: u64 = 1 << 14;
-
 /// Lifetimes, packed above and around what is fixed at the bottom.
 fn packed(
     ids: &[BufferId],
@@ -213,7 +208,7 @@ fn packed(
     task: &Lowering<'_>,
 ) -> Packing {
     let effort = Effort {
-        work: task.effort.work.min((lifetimes.len() as u64 * WORK_OF_EACH_BUFFER).max(WORK_OF_FEW)),
+        work: task.effort.work.min((lifetimes.len() as u64 * WORK.get()).max(WORK_OF_FEW.get())),
         ..task.effort
     };
     let fixed: Vec<Option<u64>> = ids.iter().map(|&id| known.addresses[id]).collect();

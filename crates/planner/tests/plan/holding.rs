@@ -13,7 +13,7 @@ use tightfit::machine::Machine;
 use tightfit::plan::{Planner, RewriteError, Rewritten, rewrite, simulate};
 use tightfit::profile::Profile;
 use tightfit::units::Bytes;
-use tightfit::{Goal, Held, hold, hold_moving};
+use tightfit::{Goal, Held, HoldRequest, hold};
 
 use crate::fixtures::generator::dag::{self, Freedoms};
 use crate::fixtures::moves::with_host;
@@ -53,13 +53,16 @@ fn keeps_its_promises(graph: &Graph, profile: &Profile) -> Result<(), TestCaseEr
     let unplanned = oracle::replay(graph, profile, &all).map_err(TestCaseError::fail)?;
     let planners = [Planner::Auto, Planner::Xla, Planner::Dtr, Planner::Capuchin, Planner::Chen];
     for planner in planners {
-        let effort = Effort::work(1, 3_000);
-        let least = hold(graph, profile, Goal::Smallest, planner, &effort).unwrap();
+        let of = |goal| {
+            let effort = Effort::work(1, 3_000);
+            hold(graph, profile, &HoldRequest { goal, planner, may_move: None, effort })
+        };
+        let least = of(Goal::Smallest).unwrap();
         prop_assert_eq!(least.timeline().peak, least.budget());
         for part in [1.0, 0.9, 0.75, 0.5] {
             let room = unplanned.peak.saturating_sub(least.budget().0);
             let budget = least.budget() + Bytes((room as f64 * part) as u64);
-            let held = match hold(graph, profile, Goal::Within(budget), planner, &effort) {
+            let held = match of(Goal::Within(budget)) {
                 Ok(held) => held,
                 // Only the budget planner finds the budget that it reached again.
                 Err(error) => {
@@ -132,8 +135,12 @@ proptest! {
         for machine in generator::machines() {
             let machine = with_host(machine, 1e6, 1);
             let profile = Profile::new(&graph, &machine);
-            let effort = Effort::work(1, 3_000);
-            let within = |goal| hold_moving(&graph, &profile, goal, &may_move, &effort);
+            let within = |goal| {
+                let effort = Effort::work(1, 3_000);
+                let may_move: Option<&dyn Fn(StorageId) -> bool> = Some(&may_move);
+                let request = HoldRequest { goal, may_move, effort, ..HoldRequest::default() };
+                hold(&graph, &profile, &request)
+            };
             let least = within(Goal::Smallest).unwrap();
             moves_what_it_may(&graph, &machine, &least, least.budget())?;
             let unplanned = oracle::replay(&graph, &profile, &graph.compute_nodes());
@@ -174,8 +181,10 @@ proptest! {
     fn a_refusal_is_true(recipe in generator::recipes(MOST_LAYERS)) {
         let graph = streaming(&recipe.graph());
         let [profile, _] = generator::profiles(&graph);
-        let effort = Effort::work(1, 3_000);
-        let within = |bytes| hold(&graph, &profile, Goal::Within(bytes), Planner::Auto, &effort);
+        let within = |bytes| {
+            let (goal, effort) = (Goal::Within(bytes), Effort::work(1, 3_000));
+            hold(&graph, &profile, &HoldRequest { goal, effort, ..HoldRequest::default() })
+        };
         let refused = within(Bytes(1)).unwrap_err();
         let proof = refused.infeasible().unwrap();
         prop_assert!(Bytes(1) < proof.needed && proof.needed <= proof.reached);

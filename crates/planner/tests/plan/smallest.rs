@@ -13,7 +13,7 @@ use tightfit::plan::{self, PlanError, Planner};
 use tightfit::profile::Profile;
 use tightfit::schedule::ALIGNMENT;
 use tightfit::units::Bytes;
-use tightfit::{FitError, Fitted, Goal, Request, fit, hold};
+use tightfit::{FitError, Fitted, Goal, HoldRequest, Request, fit, hold};
 use tightfit_testing::either;
 
 use crate::fixtures::generator::dag::{self, Freedoms};
@@ -186,9 +186,10 @@ proptest! {
     fn no_planner_reaches_less(graph in generator::graphs(16)) {
         for profile in generator::profiles(&graph) {
             let auto = smallest(&graph, &profile, Planner::Auto, 3_000);
-            let effort = Effort::work(1, 3_000);
             let held = |planner| {
-                hold(&graph, &profile, Goal::Smallest, planner, &effort).unwrap().budget()
+                let effort = Effort::work(1, 3_000);
+                let request = HoldRequest { planner, effort, ..HoldRequest::default() };
+                hold(&graph, &profile, &request).unwrap().budget()
             };
             for planner in peers() {
                 let other = smallest(&graph, &profile, planner, 3_000);
@@ -229,8 +230,11 @@ fn a_proof_is_true_and_what_is_named_exists() {
             let order = plan::base_order(&graph, &profile);
             let unplanned = plan::simulate(&graph, &profile, &Sequence::from(&order)).curve.peak;
             let least = Bytes(least_budget_any_order(&graph, &profile, unplanned.0));
-            let effort = Effort::work(1, 20_000);
-            let lowest = hold(&graph, &profile, Goal::Smallest, Planner::Auto, &effort).unwrap();
+            let of = |goal| {
+                let effort = Effort::work(1, 20_000);
+                hold(&graph, &profile, &HoldRequest { goal, effort, ..HoldRequest::default() })
+            };
+            let lowest = of(Goal::Smallest).unwrap();
             let cost = oracle::replay(&graph, &profile, &lowest.sequence().runs()).unwrap();
             assert_eq!(Bytes(cost.peak), lowest.budget());
             assert!(lowest.budget() >= least);
@@ -239,13 +243,13 @@ fn a_proof_is_true_and_what_is_named_exists() {
             above += lowest.budget().0 as f64 / least.0.max(1) as f64 - 1.0;
             for budget in [least, Bytes(least.0.saturating_sub(1)), Bytes(least.0 / 2)] {
                 let within = Goal::Within(budget);
-                match hold(&graph, &profile, within, Planner::Auto, &effort) {
+                match of(within) {
                     Ok(held) => assert!(held.timeline().peak <= budget && budget >= least),
                     Err(FitError::Plan(PlanError::Infeasible(proof))) => {
                         assert!(!proof.is_proven() || budget < least, "{proof}");
                         assert!(proof.needed <= least, "{proof}");
                         let named = Goal::Within(proof.reached);
-                        hold(&graph, &profile, named, Planner::Auto, &effort).unwrap();
+                        of(named).unwrap();
                         refused += 1;
                         wrongly += usize::from(budget >= least);
                     }

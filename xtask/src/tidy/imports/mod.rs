@@ -9,7 +9,7 @@ use super::tree::{File, Finding, Tree};
 
 /// The top-level modules of the planner ("rooms"), each with those that it may import. One may be
 /// listed here before it is written.
-const ROOMS: [(&str, &[&str]); 22] = [
+const ROOMS: [(&str, &[&str]); 23] = [
     ("aside", &[]),
     ("units", &[]),
     ("reading", &[]),
@@ -17,6 +17,7 @@ const ROOMS: [(&str, &[&str]); 22] = [
     ("id", &["units"]),
     ("effort", &["units"]),
     ("goal", &["units"]),
+    ("tuning", &[]),
     ("tensor", &["units", "id"]),
     ("operator", &["units", "id", "tensor"]),
     ("graph", &["units", "exit", "id", "reading", "tensor", "operator"]),
@@ -30,15 +31,15 @@ const ROOMS: [(&str, &[&str]); 22] = [
     (
         "plan",
         &[
-            "aside", "units", "exit", "id", "effort", "goal", "tensor", "operator", "graph",
-            "machine", "profile", "analysis",
+            "aside", "units", "exit", "id", "effort", "tuning", "goal", "tensor", "operator",
+            "graph", "machine", "profile", "analysis",
         ],
     ),
     (
         "schedule",
         &[
-            "units", "exit", "id", "reading", "effort", "goal", "tensor", "operator", "graph",
-            "machine", "profile", "analysis", "plan",
+            "units", "exit", "id", "reading", "effort", "tuning", "goal", "tensor", "operator",
+            "graph", "machine", "profile", "analysis", "plan",
         ],
     ),
     (
@@ -56,8 +57,8 @@ const ROOMS: [(&str, &[&str]); 22] = [
     (
         "fit",
         &[
-            "aside", "units", "exit", "id", "effort", "goal", "tensor", "operator", "graph",
-            "machine", "profile", "analysis", "plan", "schedule", "check", "timeline",
+            "aside", "units", "exit", "id", "effort", "tuning", "goal", "tensor", "operator",
+            "graph", "machine", "profile", "analysis", "plan", "schedule", "check", "timeline",
         ],
     ),
     (
@@ -70,8 +71,8 @@ const ROOMS: [(&str, &[&str]); 22] = [
     (
         "hold",
         &[
-            "units", "id", "effort", "goal", "tensor", "operator", "graph", "machine", "profile",
-            "analysis", "plan", "schedule", "check", "timeline", "fit",
+            "units", "id", "effort", "tuning", "goal", "tensor", "operator", "graph", "machine",
+            "profile", "analysis", "plan", "schedule", "check", "timeline", "fit",
         ],
     ),
 ];

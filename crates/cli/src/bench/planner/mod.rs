@@ -4,7 +4,7 @@
 
 mod anchors;
 mod grid;
-mod subject;
+pub mod subject;
 mod synthetic;
 mod tiers;
 
@@ -89,7 +89,7 @@ enum Part {
 }
 
 /// What all parts need.
-struct Bench {
+pub struct Bench {
     effort: Effort<'static>,
     quick: bool,
     bar: ProgressBar,

@@ -22,7 +22,7 @@ use crate::tier;
 pub struct Subject {
     pub name: String,
     pub graph: Graph,
-    profile: Profile,
+    pub profile: Profile,
     /// Of the unplanned step.
     pub peak: Bytes,
     pub seconds: Seconds,

@@ -7,16 +7,8 @@ use crate::effort::Meter;
 use crate::plan::max_tree::MaxTree;
 use crate::plan::offload::idle::{Course, Idle};
 use crate::plan::quantity::ByteCount;
+use crate::tuning::offload::{IDLE_OF_A_LOOK, STALL, UNTIMED};
 use crate::units::Bytes;
-
-/// Weight of transfer seconds that no idle time hides: the step stalls for them.
-const STALL: f64 = 4.0;
-
-/// Idle intervals per interval chosen in one pass over them, at least one: a pass takes longer the
-/// more there are.
-const IDLE_OF_A_LOOK: usize = 2048;
-/// Intervals that are examined regardless of the time, each counted once per pass.
-const UNTIMED: usize = 1 << 22;
 
 /// What is chosen of the idle intervals of a course.
 #[derive(Clone)]
@@ -87,7 +79,7 @@ impl Choice {
         let idle = &course.idle[index];
         let out = if self.is_written(course, index) { idle.out } else { 0.0 };
         let lanes = out + idle.back;
-        lanes + STALL * (lanes - idle.seconds).max(0.0) + f64::MIN_POSITIVE
+        lanes + STALL.get() * (lanes - idle.seconds).max(0.0) + f64::MIN_POSITIVE
     }
 
     /// Whether an interval would be written out: if nothing of its storage is away yet, it is,
@@ -120,7 +112,7 @@ pub(super) fn cover(
         .map(|_| random.as_mut().map_or(1.0, |random| 0.5 + random.f64()))
         .collect();
     let mut crowded = vec![0u32; held.len() + 1];
-    let at_once = (course.idle.len() / IDLE_OF_A_LOOK).max(1);
+    let at_once = (course.idle.len() / IDLE_OF_A_LOOK.get()).max(1);
     let (mut by_score, mut looked_at) = (Vec::<(f64, usize)>::new(), 0);
     loop {
         let most = held.iter().copied().max().unwrap_or_default();
@@ -128,7 +120,7 @@ pub(super) fn cover(
             return true;
         };
         looked_at += course.idle.len();
-        if looked_at > UNTIMED && meter.is_late() {
+        if looked_at > UNTIMED.get() && meter.is_late() {
             return false;
         }
         for (position, &bytes) in held.iter().enumerate() {

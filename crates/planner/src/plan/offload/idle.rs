@@ -14,6 +14,7 @@ use crate::id::{NodeId, StorageId};
 use crate::machine::Route;
 use crate::plan::quantity::ByteCount;
 use crate::profile::Profile;
+use crate::tuning::offload::PERSISTENT;
 use crate::units::Bytes;
 
 /// A storage that is not accessed for a while.
@@ -58,9 +59,6 @@ pub(super) struct Course {
     /// Bytes that the tier holds.
     pub capacity: u64,
 }
-
-/// How much more persistent storages weigh.
-const PERSISTENT: f64 = 1.125;
 
 /// What is already decided about a persistent storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -219,7 +217,7 @@ impl Course {
     /// the same address at both ends of a step.
     pub fn burden(&self, index: usize) -> f64 {
         let idle = &self.idle[index];
-        let weight = if self.is_persistent[idle.group as usize] { PERSISTENT } else { 1.0 };
+        let weight = if self.is_persistent[idle.group as usize] { PERSISTENT.get() } else { 1.0 };
         (idle.out + idle.back) * weight
     }
 

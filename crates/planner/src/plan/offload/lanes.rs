@@ -19,6 +19,7 @@ use crate::analysis::{Motion, Move};
 use crate::plan::max_tree::MaxTree;
 use crate::plan::offload::idle::Course;
 use crate::plan::quantity::ByteCount;
+use crate::tuning::offload::EARLY;
 use crate::units::Bytes;
 
 /// Whether a transfer may be under way when a step ends.
@@ -28,9 +29,6 @@ pub(super) enum Border {
     Closed,
 }
 
-/// Fraction of a step by which transfers begin to return before they would be late: measured times
-/// differ from predicted ones.
-const EARLY: f64 = 0.01;
 /// Steps that are played, and the index of the one that is used.
 const STEPS: usize = 3;
 const TAKEN: usize = 1;
@@ -298,7 +296,7 @@ impl Player<'_> {
             return false;
         }
         let is_in_this_step = next / positions == at / positions;
-        let is_time = self.elapsed(at + 1) > latest - EARLY * self.course.elapsed[positions];
+        let is_time = self.elapsed(at + 1) > latest - EARLY.get() * self.course.elapsed[positions];
         (is_in_this_step || self.border == Border::Open)
             && is_time
             && self.held.max_in(at, self.played(next)) + self.bytes(away) <= self.budget

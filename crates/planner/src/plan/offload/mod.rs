@@ -26,14 +26,8 @@ use crate::plan::offload::lanes::{Border, Missing, Played, play};
 use crate::plan::quantity::ByteCount;
 use crate::plan::{Plan, Planner};
 use crate::profile::Profile;
+use crate::tuning::offload::{DISTURBED, LEAST, MOST_WANTED};
 use crate::units::Bytes;
-
-/// Divisor of the largest storage: smaller storages stay on the device, as transfers have a
-/// latency.
-const LEAST: u64 = 1 << 14;
-
-/// The number of times that more free bytes are requested where the step waits.
-const MOST_WANTED: usize = 8;
 
 /// Relative difference allowed between the played and the simulated seconds.
 const ALMOST: f64 = 1e-6;
@@ -78,7 +72,7 @@ impl<'a> Offloading<'a> {
         taken: Bytes,
     ) -> Offloading<'a> {
         let largest = graph.storages().values().copied().max().unwrap_or(Bytes::ZERO);
-        let least = Bytes(largest.0 / LEAST);
+        let least = Bytes(largest.0 / LEAST.get());
         let course = Course::new(graph, profile, runs, route, (least, taken), home);
         Offloading { graph, profile, runs, course, crossing: Crossing::Allowed }
     }
@@ -146,7 +140,7 @@ impl<'a> Offloading<'a> {
         let least = course.elapsed[self.runs.len()];
         let work = (self.runs.len() * 8 + course.idle.len()) as u64;
         // Where the step waits, more bytes are to be free.
-        for _ in 0..MOST_WANTED {
+        for _ in 0..MOST_WANTED.get() {
             if best.seconds.0 <= least || missing.is_empty() || !meter.take(work) {
                 break;
             }
@@ -234,7 +228,7 @@ impl<'a> Offloading<'a> {
     fn disturb(&self, choice: &mut Choice, random: &mut Rng) {
         let all = choice.is_chosen.len();
         let away: Vec<usize> = (0..all).filter(|&index| choice.is_chosen[index]).collect();
-        let most = (away.len() / 8).max(2);
+        let most = (away.len() / DISTURBED.get()).max(2);
         for _ in 0..random.usize(1..=most).min(away.len()) {
             choice.remove(&self.course, away[random.usize(0..away.len())]);
         }

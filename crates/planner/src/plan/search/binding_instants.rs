@@ -14,6 +14,7 @@ use crate::plan::search::bound::{BoundOrder, CutInstant};
 use crate::plan::search::state::State;
 use crate::plan::search::state::problem::{OpId, Problem};
 use crate::plan::search::state::runs::rebase;
+use crate::tuning::starts::{APART, MOST_TIGHT, TIGHT};
 
 /// Adds instants for schedules in any order, with their hulls at a budget.
 pub fn add_instants(
@@ -43,7 +44,7 @@ pub fn highest(values: &[ByteCount], count: usize) -> Vec<OpId> {
         if spread.len() > count {
             break;
         }
-        if spread.iter().all(|other| point.abs_diff(*other) > values.len() / 20) {
+        if spread.iter().all(|other| point.abs_diff(*other) > values.len() / APART.get()) {
             spread.push(point);
         }
     }
@@ -71,12 +72,14 @@ pub fn tight(
     let mut points: Vec<OpId> = own
         .ops
         .iter()
-        .filter(|(id, op)| op.node.is_some() && values[id.index()] >= limit - limit / 50)
+        .filter(|(id, op)| op.node.is_some() && values[id.index()] >= limit - limit / TIGHT.get())
         .filter_map(|(_, op)| place.get(&op.node?).copied())
         .collect();
     points.sort_by_key(|&id| (Reverse(problem.working_set(id)), id));
-    let spread = points.iter().skip(4).step_by((points.len() / 8).max(1)).take(4).copied();
-    let mut chosen: Vec<OpId> = points.iter().take(4).copied().chain(spread).collect();
+    let count = MOST_TIGHT.get();
+    let spread =
+        points.iter().skip(count).step_by((points.len() / (2 * count)).max(1)).take(count).copied();
+    let mut chosen: Vec<OpId> = points.iter().take(count).copied().chain(spread).collect();
     chosen.dedup();
     chosen
 }

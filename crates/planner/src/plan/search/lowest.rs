@@ -20,20 +20,9 @@ use crate::plan::search::attempt::Attempt;
 use crate::plan::search::binding_instants::tight;
 use crate::plan::search::squeeze::squeeze;
 use crate::plan::search::state::State;
-use crate::plan::{FIRST_ROUND, Plan, Planner};
-
-/// Most halvings of the distance between what is known to be feasible and what is not.
-const BISECTIONS: usize = 12;
-/// Work units for each, per operator.
-const BISECTION_WORK: u64 = 100;
-
-/// Fraction of the effort for the smallest peak and its addresses; the rest is for faster plans
-/// within the resulting size.
-pub const LOWEST: f64 = 0.7;
-/// Fraction of the effort within which a plan has to be found for a refusal to name it.
-const NAMED: f64 = 0.5;
-/// Number of plans with small peaks that are tried for the smallest slab.
-const SMALL_PLANS: usize = 8;
+use crate::plan::{Plan, Planner};
+use crate::tuning::min_peak::{BISECTION_WORK, BISECTIONS, NAMED, SMALL_PLANS};
+use crate::tuning::rounds::FIRST_ROUND;
 
 /// The search for small peaks.
 struct Lowest<'a> {
@@ -60,7 +49,7 @@ impl<'a> Search<'a> {
         let mut lowest =
             Lowest { search: self.fresh(), random: Rng::with_seed(effort.seed), named: Vec::new() };
         // A request for a budget has a first round whatever the effort.
-        let work = effort.work.max(FIRST_ROUND * self.given.len() as u64);
+        let work = effort.work.max(FIRST_ROUND.get() * self.given.len() as u64);
         let effort = Effort { work, ..*effort };
         lowest.go(&mut Attempt::new(ByteCount::ZERO, &effort), peers, is_enough);
         self.learn(lowest.search);
@@ -101,7 +90,7 @@ impl Lowest<'_> {
             let (random, meter) = (&mut self.random, &mut attempt.meter);
             let runs = squeeze(self.search.instance, &lowest.runs(), random, meter);
             self.search.offer(self.search.instance.plan(Planner::Auto, runs));
-            if !attempt.meter.until(NAMED).is_over() {
+            if !attempt.meter.until(NAMED.get()).is_over() {
                 self.name();
             }
         }
@@ -109,7 +98,7 @@ impl Lowest<'_> {
 
     /// Names several plans: of two, the one that holds less may need the larger slab.
     fn name(&mut self) {
-        let found = self.search.found.iter().take(SMALL_PLANS);
+        let found = self.search.found.iter().take(SMALL_PLANS.get());
         self.named = found.map(|found| found.plan.clone()).collect();
     }
 }
@@ -119,7 +108,7 @@ impl Search<'_> {
     /// is known.
     fn bisect(&mut self, attempt: &mut Attempt<'_>) {
         let mut refused = ByteCount::ZERO;
-        for _ in 0..BISECTIONS {
+        for _ in 0..BISECTIONS.get() {
             let reached =
                 self.found.first().map_or(ByteCount::ZERO, |it| ByteCount::of(it.plan.peak));
             let floor = ByteCount::of(self.least_budget()).max(refused);
@@ -129,7 +118,7 @@ impl Search<'_> {
             }
             attempt.limit = target;
             attempt.found.clear();
-            let leg = attempt.meter.leg(BISECTION_WORK * self.given.len() as u64);
+            let leg = attempt.meter.leg(BISECTION_WORK.get() * self.given.len() as u64);
             attempt.under(leg, |attempt| self.lower_peak(attempt));
             if self.found.first().is_none_or(|found| ByteCount::of(found.plan.peak) > target) {
                 refused = target;

@@ -47,7 +47,6 @@ use crate::plan::search::attempt::{Attempt, Runner};
 use crate::plan::search::binding_instants::add_instants;
 pub use crate::plan::search::bound::BoundOrder;
 use crate::plan::search::bound::CutInstant;
-pub use crate::plan::search::lowest::LOWEST;
 pub use crate::plan::search::peers::{FLOORS, PEERS, lowest_of_peers, peer};
 pub use crate::plan::search::prove::{lower_bound, lower_bound_with_moves};
 pub use crate::plan::search::relieved::relieved;
@@ -56,10 +55,9 @@ use crate::plan::search::state::State;
 use crate::plan::search::state::problem::{OpId, Problem};
 use crate::plan::search::state::runs::{rebase, sequence};
 use crate::plan::{Instance, Plan, Planner};
+use crate::tuning::starts::{INSTANTS, RESUMED};
 use crate::units::{Bytes, Seconds};
 
-/// Number of instants at the highest points of the unplanned step, and again spread over it.
-const INSTANTS: usize = 6;
 /// A plan that moves nothing, and its time beyond that of all first runs.
 #[derive(Clone, Debug)]
 struct KnownPlan {
@@ -306,7 +304,7 @@ impl<'a> Search<'a> {
         self.instants.sort_by_key(|instant| {
             (Reverse(instant.bound(limit).unwrap_or(Picoseconds::MAX)), instant.at)
         });
-        for instant in self.instants.iter_mut().take(2 * INSTANTS) {
+        for instant in self.instants.iter_mut().take(2 * INSTANTS.get()) {
             if attempt.meter.is_over() {
                 return;
             }
@@ -318,7 +316,8 @@ impl<'a> Search<'a> {
     /// whether all starts were made then, and a plan is known now.
     fn resume(&mut self, attempt: &mut Attempt<'_>) -> bool {
         let limit = attempt.limit;
-        let near = |last: &Stand| limit <= last.limit && last.limit - limit <= limit / 8;
+        let near =
+            |last: &Stand| limit <= last.limit && last.limit - limit <= limit / RESUMED.get();
         let Some(last) = self.last.take().filter(near) else { return false };
         if limit == last.limit {
             last.runners.into_iter().for_each(|runner| attempt.push(runner.extra, runner.runs));

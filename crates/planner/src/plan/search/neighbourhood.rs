@@ -11,6 +11,7 @@ use crate::effort::Meter;
 use crate::plan::quantity::{ByteCount, Picoseconds};
 use crate::plan::search::repair::{polish, repair};
 use crate::plan::search::state::State;
+use crate::tuning::neighbourhood::{NOISES, PARTS, POLISH_NOISE};
 
 /// What is removed: events at random, those of a window of points, or those of a window of
 /// operators.
@@ -39,7 +40,7 @@ pub fn improve(
         let before = state.extra();
         let mark = state.mark();
         let events = state.events();
-        let share = [0.02, 0.05, 0.1, 0.25, 0.5][random.usize(..5)];
+        let share = one_of(PARTS.get(), random);
         let part = [Part::Random, Part::Points, Part::Ops][random.usize(..3)];
         let reach = ((points as f64 * share) as usize).max(3) / 2;
         let centre = events[random.usize(..events.len())];
@@ -54,10 +55,10 @@ pub fn improve(
                 state.remove(event);
             }
         }
-        let noise = [0.1, 0.3, 0.6, 1.5][random.usize(..4)];
+        let noise = one_of(NOISES.get(), random);
         let fits = repair(state, budget, noise, random, meter);
         if fits {
-            polish(state, budget, 0.3, random, meter);
+            polish(state, budget, POLISH_NOISE.get(), random, meter);
         }
         meter.spend(std::mem::take(&mut state.work) + (points + events.len()) as u64 / 16);
         if fits && state.extra() <= before {
@@ -70,4 +71,9 @@ pub fn improve(
         }
     }
     state.set(&best.1);
+}
+
+/// One of several values, drawn at random.
+pub fn one_of<const N: usize>(values: [f64; N], random: &mut Rng) -> f64 {
+    values[random.usize(..N)]
 }

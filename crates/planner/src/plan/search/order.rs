@@ -8,14 +8,12 @@ use cranelift_entity::{EntityRef, SecondaryMap};
 use crate::id::NodeId;
 use crate::plan::quantity::ByteCount;
 use crate::plan::search::state::problem::{OpId, Problem};
-
-/// Most passes over the whole order; each moves what the one before made movable.
-const PASSES: usize = 6;
+use crate::tuning::order::PASSES;
 
 /// The nodes of a problem in a better order.
 pub fn improved(problem: &Problem) -> Vec<NodeId> {
     let mut order = Order::new(problem);
-    for _ in 0..PASSES {
+    for _ in 0..PASSES.get() {
         let mut moved = false;
         for at in (1..problem.len()).rev() {
             moved |= order.later(at);

@@ -12,13 +12,8 @@ use crate::plan::search::binding_instants::highest;
 use crate::plan::search::bound::{BoundOrder, CutInstant, MovingInstant, Rates};
 use crate::plan::search::state::State;
 use crate::plan::search::state::problem::{OpId, Problem};
+use crate::tuning::bound::INSTANTS;
 use crate::units::{Bytes, Seconds};
-
-/// Fraction of the whole effort, at most, for the instants where the best start is tight.
-pub const PREPARATION: f64 = 0.5;
-
-/// Number of highest instants for a bound without a search; the same number is spread out.
-const INSTANTS: usize = 3;
 
 /// An instant, and operators that run again after it.
 pub type LateSet = (OpId, Vec<OpId>);
@@ -120,7 +115,7 @@ pub fn lower_bound(
     state.peak();
     state.tree().values(&mut values, problem.len());
     let mut instants: Vec<CutInstant> = Vec::new();
-    for at in highest(&values, INSTANTS) {
+    for at in highest(&values, INSTANTS.get()) {
         let Some(mut instant) = CutInstant::new(&problem, kind, at, &mut meter) else { break };
         instant.solve(limit, &mut meter);
         instant.bound(limit)?;
@@ -152,7 +147,7 @@ pub fn lower_bound_with_moves(
     state.peak();
     state.tree().values(&mut values, problem.len());
     let mut least = problem.total;
-    for at in highest(&values, INSTANTS) {
+    for at in highest(&values, INSTANTS.get()) {
         if meter.is_over() {
             break;
         }

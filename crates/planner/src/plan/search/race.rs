@@ -9,17 +9,14 @@ use crate::plan::search::Search;
 use crate::plan::search::attempt::{Attempt, Runner};
 use crate::plan::search::binding_instants::{add_instants, tight};
 use crate::plan::search::neighbourhood::improve;
-use crate::plan::search::prove::{PREPARATION, SharedBounds, prove};
+use crate::plan::search::prove::{SharedBounds, prove};
 use crate::plan::search::repair::{polish, repair};
 use crate::plan::search::starts::just_in_time;
 use crate::plan::search::state::State;
 use crate::plan::search::state::problem::Problem;
 use crate::plan::search::state::runs::{rebase, sequence};
-
-/// Number of starts that are improved side by side.
-const RUNNERS: usize = 6;
-/// Number of legs of each runner before the worse ones drop out.
-const LEGS: u64 = 8;
+use crate::tuning::bound::PREPARATION;
+use crate::tuning::race::{DROPPED, LEGS, NEWCOMERS, RUNNERS};
 
 impl Search<'_> {
     /// Improves the best starts; on a second thread, raises the bound, whose cuts are further
@@ -45,7 +42,13 @@ impl Search<'_> {
             let mut prover = attempt.meter.clone();
             let (instants, given, shared) = (&mut instants, &given, shared.as_ref());
             let prover = Aside::begin(scope, move || {
-                add_instants(given, instants, &waiting, limit, &mut prover.until(PREPARATION));
+                add_instants(
+                    given,
+                    instants,
+                    &waiting,
+                    limit,
+                    &mut prover.until(PREPARATION.get()),
+                );
                 prove(given, instants, limit, enough, shared, &mut prover);
             });
             let runners = self.race(attempt, given, shared, floor);
@@ -69,12 +72,12 @@ impl Search<'_> {
         let mut state = State::new(given);
         let mut runners = std::mem::take(&mut attempt.found);
         runners.sort_by_key(|runner| runner.extra);
-        runners.truncate(RUNNERS);
+        runners.truncate(RUNNERS.get());
         'race: while !runners.is_empty() {
-            let share = if runners.len() == 1 { 1 } else { 3 };
-            let work = attempt.meter.left() / (share * LEGS * runners.len() as u64);
+            let share = if runners.len() == 1 { 1 } else { DROPPED.get() };
+            let work = attempt.meter.left() / ((share * runners.len()) as u64 * LEGS.get());
             for runner in &mut runners {
-                for _ in 0..LEGS {
+                for _ in 0..LEGS.get() {
                     if let Some(shared) = shared {
                         for (at, late) in shared.sets() {
                             just_in_time(&mut state, at, &late);
@@ -89,9 +92,9 @@ impl Search<'_> {
                 }
             }
             runners.sort_by_key(|runner| runner.extra);
-            runners.truncate(runners.len().div_ceil(3));
+            runners.truncate(runners.len().div_ceil(DROPPED.get()));
             attempt.found.sort_by_key(|found| found.extra);
-            runners.extend(attempt.found.drain(..).take(2));
+            runners.extend(attempt.found.drain(..).take(NEWCOMERS.get()));
         }
         let best =
             self.best(limit.bytes()).map(|best| Runner { extra: best.extra, runs: best.runs() });

@@ -17,12 +17,10 @@ use crate::effort::Meter;
 use crate::plan::quantity::ByteCount;
 use crate::plan::search::state::problem::{OpId, TensorId};
 use crate::plan::search::state::{Event, State};
-
-/// Levels of inputs through which recomputations are followed.
-const DEPTH: u32 = 8;
-/// Weight of a point within the budget; an overloaded one has 1: holding there costs little, but
-/// not nothing.
-const WITHIN: f64 = 0.02;
+use crate::tuning::repair::{
+    AT_ONCE, DEPTH, FAILURES, FORCED, JUST_BEFORE, PRICE_RISE, PRICE_RISE_IN_VAIN, TRIES,
+    TRIES_PER_OPERATOR, WITHIN,
+};
 
 /// What it costs to hold a byte through points.
 struct Prices {
@@ -40,7 +38,7 @@ impl Prices {
         self.weight.push(0.0);
         let mut sum = 0.0;
         for &value in &self.values {
-            sum += if value > budget { 1.0 } else { WITHIN };
+            sum += if value > budget { 1.0 } else { WITHIN.get() };
             self.weight.push(sum);
         }
     }
@@ -179,9 +177,10 @@ fn candidates(
         let before = accesses[next - 1].point;
         let mut weight = prices.between(before, access.point);
         if before.index() == at {
-            weight = weight.max(0.5);
+            weight = weight.max(JUST_BEFORE.get());
         }
-        let per_score = held.bytes.as_f64() * weight.max(WITHIN) / (1.0 + noise * random.f64());
+        let per_score =
+            held.bytes.as_f64() * weight.max(WITHIN.get()) / (1.0 + noise * random.f64());
         let own = if state.defers(event) { 0.0 } else { state.problem.ops[event.op].cost.as_f64() };
         found.push(DropCandidate {
             score: (own + 1.0) / per_score,
@@ -216,7 +215,8 @@ pub fn repair(
         let mut open: BinaryHeap<Reverse<DropCandidate>> =
             candidates(state, &prices, at, noise, random).into_iter().map(Reverse).collect();
         let (before, here) = (state.tree().max(), prices.values[at]);
-        let (mut taken, mut tries) = (0, 200 + state.problem.len() / 20);
+        let (mut taken, mut tries) =
+            (0, TRIES.get() + state.problem.len() / TRIES_PER_OPERATOR.get());
         let mut refused = Vec::new();
         while let Some(Reverse(candidate)) = open.pop() {
             meter.spend(std::mem::take(&mut state.work));
@@ -224,7 +224,7 @@ pub fn repair(
                 return state.peak() <= budget;
             }
             if !candidate.is_exact {
-                let cost = estimate(state, &prices, candidate.event, DEPTH);
+                let cost = estimate(state, &prices, candidate.event, DEPTH.get());
                 state.work += 1;
                 open.push(Reverse(DropCandidate {
                     score: (cost + 1.0) / candidate.per_score,
@@ -238,19 +238,19 @@ pub fn repair(
                 break;
             }
             tries -= 1;
-            let price = prices
-                .price
-                .map_or(candidate.score, |price| price.max(candidate.score).min(price * 2.0));
+            let price = prices.price.map_or(candidate.score, |price| {
+                price.max(candidate.score).min(price * PRICE_RISE.get())
+            });
             prices.price = Some(price);
             let mark = state.mark();
-            if !drop_until(state, &prices, candidate.event, DEPTH) {
+            if !drop_until(state, &prices, candidate.event, DEPTH.get()) {
                 continue;
             }
             let max = state.peak();
             let now = state.tree().at(at);
             if now < here && max <= before {
                 taken += 1;
-                if now <= budget || taken >= 8 {
+                if now <= budget || taken >= AT_ONCE.get() {
                     break;
                 }
             } else {
@@ -263,11 +263,11 @@ pub fn repair(
             continue;
         }
         failures += 1;
-        let price = prices.price.map(|price| price * 4.0);
+        let price = prices.price.map(|price| price * PRICE_RISE_IN_VAIN.get());
         prices.price = price;
         refused.extend(open.into_iter().map(|Reverse(candidate)| candidate));
         refused.sort_unstable();
-        if failures > 3 || !force(state, &prices, &refused, at, before, here, meter) {
+        if failures > FAILURES.get() || !force(state, &prices, &refused, at, before, here, meter) {
             return false;
         }
     }
@@ -291,10 +291,10 @@ fn force(
             return false;
         }
         let mark = state.mark();
-        if !drop_until(state, prices, candidate.event, 3 * DEPTH) {
+        if !drop_until(state, prices, candidate.event, 3 * DEPTH.get()) {
             continue;
         }
-        if state.peak() <= before + before / 20 && state.tree().at(at) < here {
+        if state.peak() <= before + before / FORCED.get() && state.tree().at(at) < here {
             return true;
         }
         state.undo_to(mark);

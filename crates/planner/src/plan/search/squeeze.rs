@@ -13,14 +13,12 @@ use crate::effort::Meter;
 use crate::id::NodeId;
 use crate::plan::Instance;
 use crate::plan::quantity::ByteCount;
+use crate::plan::search::neighbourhood::one_of;
 use crate::plan::search::repair::{polish, repair};
 use crate::plan::search::state::runs::{rebase, sequence};
 use crate::plan::search::state::{Event, State};
-
-/// A leg first tries to save the peak divided by this.
-const FIRST_STEP: i64 = 16;
-/// Number of attempts in a row that save nothing after which a leg ends.
-const FAILURES: usize = 24;
+use crate::tuning::neighbourhood::NOISES;
+use crate::tuning::squeeze::{FAILURES, FIRST_STEP, PARTS};
 
 /// One leg: from a sequence of runs to one that peaks no higher.
 pub fn squeeze(
@@ -34,13 +32,13 @@ pub fn squeeze(
     state.set(&events);
     meter.spend(problem.len() as u64);
     let mut best: (ByteCount, Vec<Event>) = (state.peak(), state.events());
-    let mut step = best.0 / FIRST_STEP;
+    let mut step = best.0 / FIRST_STEP.get();
     let mut failures = 0;
-    while failures < FAILURES && !meter.is_over() {
+    while failures < FAILURES.get() && !meter.is_over() {
         step = step.max(ByteCount(1));
         let goal = best.0 - step;
         let mark = state.mark();
-        let noise = if failures == 0 { 0.0 } else { [0.1, 0.3, 0.6, 1.5][random.usize(..4)] };
+        let noise = if failures == 0 { 0.0 } else { one_of(NOISES.get(), random) };
         if failures > 1 {
             kick(&mut state, random);
         }
@@ -74,7 +72,7 @@ fn kick(state: &mut State, random: &mut Rng) {
         return;
     }
     let at = state.tree().argmax();
-    let share = [0.002, 0.01, 0.05, 0.1, 0.3][random.usize(..5)];
+    let share = one_of(PARTS.get(), random);
     let reach = ((points as f64 * share) as usize).max(2);
     let part = random.usize(..4);
     let centre = events[random.usize(..events.len())];

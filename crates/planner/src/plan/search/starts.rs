@@ -7,18 +7,16 @@ use cranelift_entity::{EntityRef, SecondaryMap};
 
 use crate::graph::Graph;
 use crate::plan::quantity::{ByteCount, Picoseconds};
+use crate::plan::search::Search;
 use crate::plan::search::attempt::Attempt;
 use crate::plan::search::binding_instants::{highest, tight};
 use crate::plan::search::repair::repair;
 use crate::plan::search::state::problem::{OpId, Problem};
 use crate::plan::search::state::{Event, State};
-use crate::plan::search::{INSTANTS, Search};
+use crate::tuning::starts::{
+    ATTEMPTS, FINEST, FIRST_WORK, INSTANTS, LEAST_FIRST_WORK, OVER, REPAIR_NOISE,
+};
 use crate::units::Seconds;
-
-/// Work units per operator for a first plan; fewer if the caller chose the deadline.
-const FIRST_WORK: u64 = 200;
-/// The least of those work units per operator, however short the deadline.
-const LEAST_FIRST_WORK: u64 = 25;
 
 impl Search<'_> {
     /// Makes plans from cuts and from whatever else is cheap.
@@ -28,11 +26,11 @@ impl Search<'_> {
         let mut values = Vec::new();
         states[0].peak();
         states[0].tree().values(&mut values, given.len());
-        let mut waiting = highest(&values, INSTANTS);
+        let mut waiting = highest(&values, INSTANTS.get());
         let mut tried: Vec<OpId> = Vec::new();
         for round in 0..3 {
             for (number, at) in waiting.drain(..).enumerate() {
-                if round == 0 && number == INSTANTS {
+                if round == 0 && number == INSTANTS.get() {
                     self.first_start(&mut states[0], attempt, first);
                 }
                 if attempt.meter.is_over() || self.bound(attempt.limit.bytes()).is_none() {
@@ -96,7 +94,7 @@ impl Search<'_> {
             }
             interpolate(state, end, &[], &all, |op| per_byte(problem, op), attempt.limit);
             self.finish(state, attempt);
-            for noise in [0.0, 0.5] {
+            for noise in [0.0, REPAIR_NOISE.get()] {
                 state.set(&[]);
                 if attempt.meter.is_over()
                     || !repair(state, attempt.limit, noise, &mut attempt.random, &mut attempt.meter)
@@ -119,8 +117,8 @@ impl Search<'_> {
     ) {
         if attempt.best().is_none() && self.bound(attempt.limit.bytes()).is_some() {
             let ops = self.given.len() as u64;
-            let work = attempt.meter.effort().in_proportion(FIRST_WORK * ops);
-            let untimed = attempt.meter.untimed(work.max(LEAST_FIRST_WORK * ops));
+            let work = attempt.meter.effort().in_proportion(FIRST_WORK.get() * ops);
+            let untimed = attempt.meter.untimed(work.max(LEAST_FIRST_WORK.get() * ops));
             attempt.under(untimed, |attempt| {
                 self.start_where_it_binds(state, attempt);
                 if attempt.best().is_none() {
@@ -182,12 +180,12 @@ impl Search<'_> {
         }
         for backwards in [false, true] {
             let mut target = attempt.limit;
-            for _ in 0..3 {
+            for _ in 0..ATTEMPTS.get() {
                 let over = self.start_between(index, target, backwards, state, attempt);
                 if over <= ByteCount::ZERO || attempt.meter.is_over() {
                     break;
                 }
-                target -= over * 7 / 10 + ByteCount(1);
+                target -= over * OVER.get() / 10 + ByteCount(1);
             }
         }
         for late in self.instants[index].bracket(attempt.limit).map(|line| line.late.clone()) {
@@ -238,7 +236,7 @@ pub fn interpolate(
     if make(high) > budget {
         return false;
     }
-    let step = (more.len() / 128).max(1);
+    let step = (more.len() / FINEST.get()).max(1);
     let mut shown = high;
     while high - low > step {
         let middle = low.midpoint(high);

@@ -17,11 +17,8 @@ use crate::id::NodeId;
 use crate::operator::Operator;
 use crate::plan::{Instance, Plan};
 use crate::profile::Profile;
+use crate::tuning::spread::BUDGETS;
 use crate::units::Bytes;
-
-/// Shares of the budget that delayed or early runs may use; what they really hold is known only
-/// afterwards.
-const SHARES: [f64; 4] = [1.0, 0.97, 0.93, 0.85];
 
 /// The plan, spread as far as the budget allows; the same plan if its rank is alone, or if it moves
 /// anything.
@@ -40,7 +37,7 @@ pub fn spread(instance: Instance<'_>, plan: &Plan, budget: Bytes) -> Plan {
     let mut best = plan.clone();
     for pass in passes {
         let runs = best.runs();
-        let fitting = SHARES.iter().find_map(|share| {
+        let fitting = BUDGETS.get().iter().find_map(|share| {
             let within = Bytes((budget.0 as f64 * share) as u64);
             let next = instance.plan(plan.planner, pass(graph, profile, &runs, within));
             (next.peak <= budget).then_some(next)

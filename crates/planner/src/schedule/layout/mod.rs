@@ -17,6 +17,7 @@ use sections::sections;
 
 use crate::effort::{Effort, Meter};
 use crate::goal::Goal;
+use crate::tuning::layout::MOST_FAILED_ROUNDS;
 use crate::units::Bytes;
 
 /// When a buffer is held, in positions, both included.
@@ -109,7 +110,7 @@ pub fn pack(lifetimes: &[Lifetime], within: &Shelf<'_>, effort: &Effort<'_>) -> 
                 (target, stop),
                 order,
                 best,
-                MOST_FAILED_ROUNDS,
+                MOST_FAILED_ROUNDS.get(),
                 &mut meter,
             ),
             bound,
@@ -136,7 +137,7 @@ pub fn pack(lifetimes: &[Lifetime], within: &Shelf<'_>, effort: &Effort<'_>) -> 
         (target, stop),
         order,
         best,
-        MOST_FAILED_ROUNDS,
+        MOST_FAILED_ROUNDS.get(),
         &mut meter,
     );
     if best.end <= stop {
@@ -223,9 +224,6 @@ fn exact(
         goal = (low + (best.end - alignment).saturating_sub(low) / 2) / alignment * alignment;
     }
 }
-
-/// Rounds of repair without a lower end after which repair stops.
-const MOST_FAILED_ROUNDS: u32 = 3;
 
 /// No limit: for a greedy pass that must be made.
 const UNLIMITED: Effort<'static> = Effort::work(0, u64::MAX);

@@ -13,6 +13,7 @@ use crate::schedule::layout::branch_and_bound::{
 use crate::schedule::layout::local_search::{self, RANKINGS};
 use crate::schedule::layout::sections::{Sections, sections};
 use crate::schedule::layout::tight::{self, Core};
+use crate::tuning::layout::{LEAST_NODES, NODES, NOISE, TIGHT};
 
 /// Rules for choosing the next section, the most successful first.
 const CHOICES: [SectionChoice; 4] = [
@@ -21,16 +22,8 @@ const CHOICES: [SectionChoice; 4] = [
     SectionChoice::Few,
     SectionChoice::First,
 ];
-/// Fractions of the capacity above which a moment counts as tight; for the last, all do.
-const SHARES: [f64; 4] = [0.98, 0.9, 0.7, 0.0];
 /// Turns of one pass: each rule in any valley or only in the lowest, each share, each ranking.
 const TURNS: u64 = 8 * 4 * 4;
-/// Nodes of the shortest search per block: a packing has one per block, and some floors are raised.
-const NODES: u64 = 2;
-/// Least nodes of the shortest search: enough to exclude an end for ten blocks.
-const FEWEST: u64 = 600;
-/// Largest stretch of the measures of a ranking, as a fraction, after the first pass.
-const NOISE: f64 = 0.3;
 
 /// Searches repeatedly, for at most `passes` times all turns. Placed blocks stay where they are,
 /// and the space below them stays empty.
@@ -53,7 +46,8 @@ pub(super) fn restarts(
         let (rule, share, ranking) = (turn / 16, turn / 4 % 4, RANKINGS[turn % 4]);
         let rule = BranchingRule { any_valley: rule / 4 == 1, choice: CHOICES[rule % 4] };
         if cores.len() == share {
-            let core = tight::core(blocks, placed, cut, (capacity as f64 * SHARES[share]) as u64);
+            let core =
+                tight::core(blocks, placed, cut, (capacity as f64 * TIGHT.get()[share]) as u64);
             let Some(part) = sections(&core.lives, meter) else { return Outcome::Spent };
             cores.push((core, part));
         }
@@ -61,9 +55,9 @@ pub(super) fn restarts(
             continue;
         }
         let (core, part) = &cores[share];
-        let noise = if pass == 0 { 0.0 } else { NOISE };
+        let noise = if pass == 0 { 0.0 } else { NOISE.get() };
         let rank = local_search::rank(&core.lives, part, ranking, noise, &mut random);
-        let nodes = (core.lives.len() as u64 * NODES).max(FEWEST) * luby(pass + 1);
+        let nodes = (core.lives.len() as u64 * NODES.get()).max(LEAST_NODES.get()) * luby(pass + 1);
         let Some(mut search) = ExactSearch::new(&core.lives, part, rank, rule, capacity) else {
             return Outcome::Impossible;
         };

@@ -9,6 +9,7 @@ use crate::effort::Meter;
 use crate::schedule::layout::best_fit::{BestFit, Placement};
 use crate::schedule::layout::sections::Sections;
 use crate::schedule::layout::{Lifetime, local_search};
+use crate::tuning::layout::MOST_FAILED_ROUNDS;
 
 /// The blocks that live in the tightest sections, and their lives.
 pub(super) struct Core {
@@ -66,11 +67,8 @@ pub(super) fn complete(
         (capacity, capacity),
         order,
         placement,
-        MOST_FAILED_ROUNDS,
+        MOST_FAILED_ROUNDS.get(),
         meter,
     );
     (placement.end <= capacity).then_some(placement)
 }
-
-/// Rounds of repair without a lower end around one packing of the core.
-const MOST_FAILED_ROUNDS: u32 = 3;

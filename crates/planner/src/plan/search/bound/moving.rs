@@ -22,11 +22,8 @@ use crate::plan::search::bound::flow::{ArcId, ArcList, INFINITE, Network, Vertex
 use crate::plan::search::bound::instant::{Drawn, Side};
 use crate::plan::search::state::problem::{OpId, Problem};
 use crate::profile::Profile;
+use crate::tuning::bound::{LEAST_RISE, MOST_PRICES};
 
-/// Most prices that are tried at an instant.
-const MOST_PRICES: usize = 80;
-/// Rise of the bound, as a fraction of the step's time, that is not worth trying further prices.
-const ENOUGH: f64 = 2e-5;
 /// The number of parts in 1, for prices that are fractions.
 const WHOLE: u64 = 1 << 20;
 /// The highest price of the linear program: that of all bytes, in times of the whole step.
@@ -293,11 +290,11 @@ impl MovingInstant {
             known.push(crossing);
         }
         let step = self.step();
-        while known.len() < MOST_PRICES {
+        while known.len() < MOST_PRICES.get() {
             let Some((prices, promised)) = self.prices(&known, meter) else { break };
             let Some((value, crossing)) = self.cross(&prices, meter) else { break };
             best = best.max(value);
-            if promised - best.as_f64() <= step * ENOUGH {
+            if promised - best.as_f64() <= step * LEAST_RISE.get() {
                 break;
             }
             known.push(crossing);
