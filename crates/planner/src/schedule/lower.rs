@@ -4,12 +4,13 @@
 
 use cranelift_entity::SecondaryMap;
 
-use crate::analysis::{Action, liveness};
+use crate::analysis::{Action, Liveness, Sequence, liveness};
 use crate::goal::Goal;
 use crate::graph::Graph;
-use crate::id::{BufferId, NodeId, RankId, StorageId, TierId};
+use crate::id::{BufferId, NodeId, RankId, StorageId, TierId, ValueId};
 use crate::plan::Plan;
 use crate::profile::Profile;
+use crate::schedule::below::Below;
 use crate::schedule::buffers::Buffers;
 use crate::schedule::instruction::{ALIGNMENT, Call, Instruction, Schedule};
 use crate::schedule::lowering::Lowering;
@@ -32,12 +33,48 @@ pub fn lower(graph: &Graph, profile: &Profile, plan: &Plan, task: &Lowering<'_>)
     let lives = liveness(graph, profile, sequence);
     let block = route.map_or(1, |route| profile.hierarchy.tiers[route.tier].block.0.max(1));
     let mut buffers = Buffers::new(graph, &lives, block);
-    let (placeholders, mut below) = buffers.begin(graph, sequence, &lives, route);
+    let (placeholders, below) = buffers.begin(graph, sequence, &lives, route);
+    let instructions = instructions(graph, profile, sequence, &lives, &mut buffers, below);
 
+    let alignment = block.max(ALIGNMENT);
+    let tables = profile.left_to_tables(graph, lives.reads.len());
+    let placed = buffers.place(graph, &placeholders, &task.beside(tables), alignment);
+    let slab = placed.slab + tables;
+    let budget = match task.goal {
+        Goal::Within(budget) => budget,
+        Goal::Smallest => slab,
+    };
+    let mut arenas: SecondaryMap<TierId, Bytes> = SecondaryMap::new();
+    if let Some(route) = route {
+        arenas[route.tier] = placed.below;
+    }
+    Schedule {
+        graph: graph.hash().to_string(),
+        rank: RankId::from_u32(0),
+        planner: plan.planner.name().to_string(),
+        budget,
+        slab,
+        below: arenas,
+        buffers: placed.buffers,
+        placeholders,
+        instructions,
+    }
+}
+
+/// The calls and transfers of a sequence, in order; what is no longer needed is freed right after
+/// the call that touched it last.
+fn instructions(
+    graph: &Graph,
+    profile: &Profile,
+    sequence: &Sequence,
+    lives: &Liveness,
+    buffers: &mut Buffers,
+    mut below: Option<Below>,
+) -> Vec<Instruction> {
     let runs = lives.reads.len();
     let mut out = Vec::with_capacity(sequence.actions().len() * 2);
     let mut ran: SecondaryMap<NodeId, bool> = SecondaryMap::new();
-    let frees = buffers.frees(&lives, runs.max(1));
+    let frees = buffers.frees(lives, runs.max(1));
     if runs == 0 {
         // A batch that is not read is freed even so.
         out.extend(frees[0].iter().map(|&buffer| Instruction::Free(buffer)));
@@ -64,18 +101,8 @@ pub fn lower(graph: &Graph, profile: &Profile, plan: &Plan, task: &Lowering<'_>)
         for (&storage, &interval) in read.chain(made) {
             lies[storage] = Some(buffers.of(interval));
         }
-        let buffer = |value| {
-            lies[graph.values()[value].storage]
-                .expect("a node's values lie in storages that it reads or makes")
-        };
-        let call = &graph.nodes()[node];
-        let call = Call {
-            node,
-            micro_batch: call.micro_batch,
-            inputs: call.inputs.iter().map(|&value| buffer(value)).collect(),
-            outputs: call.outputs.iter().flatten().map(|&value| buffer(value)).collect(),
-            workspace: buffers.workspace(profile.workspace[node], position as u32),
-        };
+        let workspace = buffers.workspace(profile.workspace[node], position as u32);
+        let call = call(graph, node, &lies, workspace);
         out.push(if ran[node] { Instruction::Recompute(call) } else { Instruction::Run(call) });
         ran[node] = true;
         out.extend(frees[position].iter().map(|&buffer| Instruction::Free(buffer)));
@@ -84,28 +111,26 @@ pub fn lower(graph: &Graph, profile: &Profile, plan: &Plan, task: &Lowering<'_>)
     if let Some(below) = &mut below {
         graph.output_storages().for_each(|storage| below.arrive(storage, &mut out));
     }
+    out
+}
 
-    let alignment = block.max(ALIGNMENT);
-    let tables = profile.left_to_tables(graph, runs);
-    let placed = buffers.place(graph, &placeholders, &task.beside(tables), alignment);
-    let slab = placed.slab + tables;
-    let budget = match task.goal {
-        Goal::Within(budget) => budget,
-        Goal::Smallest => slab,
+/// The call of a node whose storages lie in these buffers.
+fn call(
+    graph: &Graph,
+    node: NodeId,
+    lies: &SecondaryMap<StorageId, Option<BufferId>>,
+    workspace: Option<BufferId>,
+) -> Call {
+    let buffer = |value: ValueId| {
+        lies[graph.values()[value].storage]
+            .expect("a node's values lie in storages that it reads or makes")
     };
-    let mut arenas: SecondaryMap<TierId, Bytes> = SecondaryMap::new();
-    if let Some(route) = route {
-        arenas[route.tier] = placed.below;
-    }
-    Schedule {
-        graph: graph.hash().to_string(),
-        rank: RankId::from_u32(0),
-        planner: plan.planner.name().to_string(),
-        budget,
-        slab,
-        below: arenas,
-        buffers: placed.buffers,
-        placeholders,
-        instructions: out,
+    let call = &graph.nodes()[node];
+    Call {
+        node,
+        micro_batch: call.micro_batch,
+        inputs: call.inputs.iter().map(|&value| buffer(value)).collect(),
+        outputs: call.outputs.iter().flatten().map(|&value| buffer(value)).collect(),
+        workspace,
     }
 }

@@ -78,6 +78,37 @@ struct Access {
     is_made: bool,
 }
 
+/// A storage that may leave the device.
+struct Movable {
+    storage: StorageId,
+    bytes: ByteCount,
+    home: Home,
+    is_persistent: bool,
+    /// In order; the last one may be at the end of the step, or counted on into the next.
+    accesses: Vec<Access>,
+    /// Bytes that are transferred: whole blocks of the tier.
+    moved: Bytes,
+    /// Seconds of the transfer out, and of the one back.
+    out: f64,
+    back: f64,
+}
+
+impl Movable {
+    /// Positions at which it is overwritten, in order.
+    fn written(&self) -> impl DoubleEndedIterator<Item = u32> + '_ {
+        self.accesses.iter().filter(|access| access.is_written).map(|access| access.position)
+    }
+
+    /// The gap after the last write before the step's first access: that of the step before if it
+    /// persists and is overwritten, otherwise the gap where the step begins.
+    fn settled_before(&self, positions: u32) -> i64 {
+        match self.written().next_back() {
+            Some(position) if self.is_persistent => i64::from(position) + 1 - i64::from(positions),
+            Some(_) | None => 0,
+        }
+    }
+}
+
 impl Course {
     /// The course of `runs`; storages smaller than `least` stay where they are, unless `home` says
     /// otherwise; `taken` bytes of the tier are unavailable.
@@ -89,30 +120,10 @@ impl Course {
         (least, taken): (Bytes, Bytes),
         home: &dyn Fn(StorageId) -> Home,
     ) -> Course {
-        let sequence = runs.into();
-        let lives = liveness(graph, profile, &sequence);
-        let curve = memory_curve(graph, profile, &sequence, &lives);
-        let stays = graph.storages().iter().filter(|&(storage, _)| graph.is_kept(storage));
-        let stays: Bytes = stays.map(|(_, &bytes)| bytes).sum();
-        let mut elapsed = vec![0.0; runs.len() + 1];
-        for (position, &node) in runs.iter().enumerate() {
-            elapsed[position + 1] = elapsed[position] + profile.seconds[node].0;
-        }
-        let capacity = profile.hierarchy.tiers[route.tier].capacity;
-        let capacity = capacity.map_or(u64::MAX, |most| most.saturating_sub(taken).0);
-        elapsed.push(elapsed[runs.len()]);
-        let mut course = Course {
-            held: curve.held.iter().chain([&stays]).map(|&bytes| ByteCount::of(bytes)).collect(),
-            elapsed,
-            idle: Vec::new(),
-            groups: Vec::new(),
-            is_persistent: Vec::new(),
-            written: Vec::new(),
-            given: Vec::new(),
-            below: Vec::new(),
-            capacity,
-        };
-        let block = profile.hierarchy.tiers[route.tier].block.0.max(1);
+        let tier = &profile.hierarchy.tiers[route.tier];
+        let capacity = tier.capacity.map_or(u64::MAX, |most| most.saturating_sub(taken).0);
+        let mut course = Course::without_idle(graph, profile, runs, capacity);
+        let block = tier.block.0.max(1);
         let link = |lane| profile.hierarchy.lanes[lane].link;
         let (out, back) = (link(route.out), link(route.back));
         let mut is_output: SecondaryMap<StorageId, bool> = SecondaryMap::new();
@@ -124,56 +135,86 @@ impl Course {
             if is_small || bytes == Bytes::ZERO || home == Home::Device {
                 continue;
             }
-            let written = accesses.iter().filter(|access| access.is_written);
-            let written: Vec<u32> = written.map(|access| access.position).collect();
             let is_persistent = graph.is_persistent(storage);
             // An output is on the device when a step is over; other persistent storages are when
             // they are read.
-            let behind = match is_output[storage] {
+            let after = match is_output[storage] {
                 true => Some(runs.len() as u32),
                 false => is_persistent.then_some(accesses[0].position + positions),
             };
-            accesses.extend(behind.map(|position| Access {
+            accesses.extend(after.map(|position| Access {
                 position,
                 is_written: false,
                 is_made: false,
             }));
-            let from = course.idle.len();
             let moved = bytes.align_up(block);
-            let changes = accesses.iter().rev().find(|access| access.is_written);
-            let mut settled = match changes {
-                Some(access) if is_persistent => {
-                    i64::from(access.position) + 1 - i64::from(positions)
-                }
-                Some(_) | None => 0,
-            };
-            for pair in accesses.windows(2) {
-                let (last, next) = (pair[0].position, pair[1].position);
-                if pair[0].is_written || pair[0].is_made {
-                    settled = i64::from(last) + 1;
-                }
-                let is_given = home == Home::Below && next >= positions;
-                // The end alone is not long enough to be away.
-                let is_idle = last + 1 < next && (last + 2, next) != (positions, positions);
-                if is_given || !pair[1].is_made && is_idle {
-                    let (out, back) = (out.seconds(moved).0, back.seconds(moved).0);
-                    let seconds = course.elapsed_at(next) - course.elapsed_at(last + 1);
-                    let (bytes, group) = (ByteCount::of(bytes), course.groups.len() as u32);
-                    let idle =
-                        Idle { storage, bytes, group, last, next, settled, out, back, seconds };
-                    course.idle.push(idle);
-                    course.given.push(is_given);
-                }
-            }
-            if course.idle.len() > from {
-                course.groups.push((from, course.idle.len()));
-                course.is_persistent.push(is_persistent);
-                course.written.push(written);
-                // A storage that is always below has its place already.
-                course.below.push(if home == Home::Below { 0 } else { moved.0 });
-            }
+            course.add(&Movable {
+                storage,
+                bytes: ByteCount::of(bytes),
+                home,
+                is_persistent,
+                accesses,
+                moved,
+                out: out.seconds(moved).0,
+                back: back.seconds(moved).0,
+            });
         }
         course
+    }
+
+    /// The course of `runs`, no idle interval added yet.
+    fn without_idle(graph: &Graph, profile: &Profile, runs: &[NodeId], capacity: u64) -> Course {
+        let sequence = runs.into();
+        let lives = liveness(graph, profile, &sequence);
+        let curve = memory_curve(graph, profile, &sequence, &lives);
+        let stays = graph.storages().iter().filter(|&(storage, _)| graph.is_kept(storage));
+        let stays: Bytes = stays.map(|(_, &bytes)| bytes).sum();
+        let mut elapsed = vec![0.0; runs.len() + 1];
+        for (position, &node) in runs.iter().enumerate() {
+            elapsed[position + 1] = elapsed[position] + profile.seconds[node].0;
+        }
+        elapsed.push(elapsed[runs.len()]);
+        Course {
+            held: curve.held.iter().chain([&stays]).map(|&bytes| ByteCount::of(bytes)).collect(),
+            elapsed,
+            idle: Vec::new(),
+            groups: Vec::new(),
+            is_persistent: Vec::new(),
+            written: Vec::new(),
+            given: Vec::new(),
+            below: Vec::new(),
+            capacity,
+        }
+    }
+
+    /// Adds the idle intervals of a storage, as a group if there are any.
+    fn add(&mut self, movable: &Movable) {
+        let &Movable { storage, bytes, home, is_persistent, moved, out, back, .. } = movable;
+        let positions = self.positions() as u32;
+        let (from, group) = (self.idle.len(), self.groups.len() as u32);
+        let mut settled = movable.settled_before(positions);
+        for pair in movable.accesses.windows(2) {
+            let (last, next) = (pair[0].position, pair[1].position);
+            if pair[0].is_written || pair[0].is_made {
+                settled = i64::from(last) + 1;
+            }
+            let is_given = home == Home::Below && next >= positions;
+            // The end alone is not long enough to be away.
+            let is_idle = last + 1 < next && (last + 2, next) != (positions, positions);
+            if is_given || !pair[1].is_made && is_idle {
+                let seconds = self.elapsed_at(next) - self.elapsed_at(last + 1);
+                let idle = Idle { storage, bytes, group, last, next, settled, out, back, seconds };
+                self.idle.push(idle);
+                self.given.push(is_given);
+            }
+        }
+        if self.idle.len() > from {
+            self.groups.push((from, self.idle.len()));
+            self.is_persistent.push(is_persistent);
+            self.written.push(movable.written().collect());
+            // A storage that is always below has its place already.
+            self.below.push(if home == Home::Below { 0 } else { moved.0 });
+        }
     }
 
     /// The number of runs plus one.

@@ -2,6 +2,7 @@
 //! Invariant: nothing here promises to fit; `repair` and `polish` follow.
 
 use std::cmp::Reverse;
+use std::ops::ControlFlow;
 
 use cranelift_entity::{EntityRef, SecondaryMap};
 
@@ -23,47 +24,53 @@ impl Search<'_> {
     pub(super) fn starts(&mut self, attempt: &mut Attempt<'_>, first: &mut Option<Seconds>) {
         let (given, reordered) = (self.given.clone(), self.reordered.clone());
         let mut states = [State::new(&given), State::new(&reordered)];
+        if self.starts_from_cuts(&mut states[0], attempt, first).is_break() {
+            return;
+        }
+        for state in &mut states {
+            if self.starts_from_blocks(state, attempt).is_break() {
+                return;
+            }
+            self.starts_from_nothing(state, attempt);
+        }
+        first.get_or_insert(attempt.meter.elapsed());
+    }
+
+    /// Plans between the cuts at the instants that bind most, in rounds, as long as they become
+    /// better. Breaks if no other start is needed, or none can be made.
+    fn starts_from_cuts(
+        &mut self,
+        state: &mut State,
+        attempt: &mut Attempt<'_>,
+        first: &mut Option<Seconds>,
+    ) -> ControlFlow<()> {
         let mut values = Vec::new();
-        states[0].peak();
-        states[0].tree().values(&mut values, given.len());
+        state.peak();
+        state.tree().values(&mut values, state.problem.len());
         let mut waiting = highest(&values, INSTANTS.get());
         let mut tried: Vec<OpId> = Vec::new();
         for round in 0..3 {
             for (number, at) in waiting.drain(..).enumerate() {
                 if round == 0 && number == INSTANTS.get() {
-                    self.first_start(&mut states[0], attempt, first);
+                    self.first_start(state, attempt, first);
                 }
-                if attempt.meter.is_over() || self.bound(attempt.limit.bytes()).is_none() {
+                if self.is_over(attempt) {
                     break;
                 }
                 self.add_instant(at, attempt);
             }
-            self.first_start(&mut states[0], attempt, first);
-            if attempt.meter.is_over() || self.bound(attempt.limit.bytes()).is_none() {
-                return;
+            self.first_start(state, attempt, first);
+            if self.is_over(attempt) {
+                return ControlFlow::Break(());
             }
             let before = attempt.best();
-            let mut ranked: Vec<(Option<Picoseconds>, OpId)> = self
-                .instants
-                .iter()
-                .map(|instant| (instant.bound(attempt.limit), instant.at))
-                .collect();
-            ranked.sort_by_key(|&(bound, at)| (Reverse(bound.unwrap_or(Picoseconds::MAX)), at));
-            let fresh: Vec<OpId> = ranked
-                .iter()
-                .map(|&(_, at)| at)
-                .filter(|at| !tried.contains(at))
-                .take(if round == 0 { 3 } else { 2 })
-                .collect();
-            for at in fresh {
+            let most = if round == 0 { 3 } else { 2 };
+            for at in self.untried(&tried, most, attempt.limit) {
                 tried.push(at);
-                self.start_from(at, &mut states[0], attempt);
-                if attempt.meter.is_over()
-                    || attempt
-                        .best()
-                        .is_some_and(|best| self.is_optimal(best, self.floor(attempt.limit)))
-                {
-                    return;
+                self.start_from(at, state, attempt);
+                let is_optimal = |best| self.is_optimal(best, self.floor(attempt.limit));
+                if attempt.meter.is_over() || attempt.best().is_some_and(is_optimal) {
+                    return ControlFlow::Break(());
                 }
             }
             if round > 0 && attempt.best() == before {
@@ -71,40 +78,66 @@ impl Search<'_> {
             }
             // Where the best plan is tight, other cuts may bind.
             if let Some(best) = self.best(attempt.limit.bytes()) {
-                waiting = tight(self.instance, &best.runs(), &given, attempt.limit);
+                waiting = tight(self.instance, &best.runs(), state.problem, attempt.limit);
                 waiting.retain(|at| self.instants.iter().all(|instant| instant.at != *at));
                 waiting.truncate(8);
             }
         }
-        for state in &mut states {
-            let problem = state.problem;
-            let (all, end) = forward(problem);
-            let up = |op: OpId| op.index() as f64;
-            for depth in [1, 2] {
-                let blocks = per_block(self.instance.graph, problem, depth);
-                if !blocks.is_empty() {
-                    interpolate(state, end, &[], &blocks, up, attempt.limit);
-                    self.finish(state, attempt);
-                    interpolate(state, end, &[], &blocks, |op| -up(op), attempt.limit);
-                    self.finish(state, attempt);
-                }
-                if attempt.meter.is_over() {
-                    return;
-                }
-            }
-            interpolate(state, end, &[], &all, |op| per_byte(problem, op), attempt.limit);
-            self.finish(state, attempt);
-            for noise in [0.0, REPAIR_NOISE.get()] {
-                state.set(&[]);
-                if attempt.meter.is_over()
-                    || !repair(state, attempt.limit, noise, &mut attempt.random, &mut attempt.meter)
-                {
-                    break;
-                }
+        ControlFlow::Continue(())
+    }
+
+    /// Whether time is up, or the cuts prove that no plan fits.
+    fn is_over(&self, attempt: &Attempt<'_>) -> bool {
+        attempt.meter.is_over() || self.bound(attempt.limit.bytes()).is_none()
+    }
+
+    /// At most `most` instants that were not tried yet, those that bind most first.
+    fn untried(&self, tried: &[OpId], most: usize, limit: ByteCount) -> Vec<OpId> {
+        let mut ranked: Vec<(Option<Picoseconds>, OpId)> =
+            self.instants.iter().map(|instant| (instant.bound(limit), instant.at)).collect();
+        ranked.sort_by_key(|&(bound, at)| (Reverse(bound.unwrap_or(Picoseconds::MAX)), at));
+        let instants = ranked.iter().map(|&(_, at)| at);
+        instants.filter(|at| !tried.contains(at)).take(most).collect()
+    }
+
+    /// Plans in which the forward pass runs again: block by block, from either end, then by time
+    /// per byte. Breaks if time is up.
+    fn starts_from_blocks(
+        &mut self,
+        state: &mut State,
+        attempt: &mut Attempt<'_>,
+    ) -> ControlFlow<()> {
+        let problem = state.problem;
+        let (all, end) = forward(problem);
+        let up = |op: OpId| op.index() as f64;
+        for depth in [1, 2] {
+            let blocks = per_block(self.instance.graph, problem, depth);
+            if !blocks.is_empty() {
+                interpolate(state, end, &[], &blocks, up, attempt.limit);
+                self.finish(state, attempt);
+                interpolate(state, end, &[], &blocks, |op| -up(op), attempt.limit);
                 self.finish(state, attempt);
             }
+            if attempt.meter.is_over() {
+                return ControlFlow::Break(());
+            }
         }
-        first.get_or_insert(attempt.meter.elapsed());
+        interpolate(state, end, &[], &all, |op| per_byte(problem, op), attempt.limit);
+        self.finish(state, attempt);
+        ControlFlow::Continue(())
+    }
+
+    /// Plans by repair alone, from the step in which nothing runs again.
+    fn starts_from_nothing(&mut self, state: &mut State, attempt: &mut Attempt<'_>) {
+        for noise in [0.0, REPAIR_NOISE.get()] {
+            state.set(&[]);
+            if attempt.meter.is_over()
+                || !repair(state, attempt.limit, noise, &mut attempt.random, &mut attempt.meter)
+            {
+                break;
+            }
+            self.finish(state, attempt);
+        }
     }
 
     /// A plan at once, whatever the time: between the cuts that bind most, or from the known plan

@@ -74,43 +74,21 @@ pub fn selective_on(
     if task.world_size == 0 {
         return Err(ModulePlanError::WorldSize);
     }
-    let persistent = |stats: &ModuleStats| {
-        let whole = info.modules()[info.root()].parameters + stats.total_gradients;
-        Bytes(whole.0.div_ceil(u64::from(task.world_size)))
-    };
-    let evaluate = |discards: &[(ModuleIndex, Bytes)], gap| {
-        let (peak, binding) = binding(info, discards, |module| persistent(&info.modules()[module]));
-        let units = units(info, discards);
-        SelectivePlan {
-            recompute: units.iter().map(|unit| unit.recompute).sum(),
-            units,
-            peak,
-            binding,
-            gap,
-        }
-    };
-    let none = evaluate(&[], Some(0.0));
+    let choice = Choice { info, task };
+    let none = choice.plan(&[], Some(0.0));
     if none.peak <= task.budget {
         return Ok(none);
     }
-    let candidates = candidates(info, |module| {
-        let named = task.allowed.as_ref().is_none_or(|allowed| allowed.contains(&module));
-        named && !task.sharded.iter().any(|&unit| unit != module && info.contains(module, unit))
-    });
-    let of = |module| persistent(&info.modules()[module]);
-    let filled = |chosen: &[&CheckpointCandidate], target| fill(info, chosen, of, target);
-    let rows = MemoryRow::binding(info, &candidates, &[], of);
+    let candidates = candidates(info, |module| choice.allows(module));
+    let rows = MemoryRow::binding(info, &candidates, &[], |module| choice.persistent(module));
     let optimum = within_tolerance(task.budget, |target| {
         let chosen = cheapest(info, &candidates, &rows, target, &mut meter);
-        Ok::<_, ModulePlanError>(chosen.map(|chosen| {
-            let plan = evaluate(&filled(&chosen, target), Some(0.0));
-            let peak = plan.peak;
-            (plan, peak)
-        }))
+        Ok::<_, ModulePlanError>(chosen.map(|chosen| choice.filled(&chosen, target, Some(0.0))))
     })?;
     if let Some(plan) = optimum {
         return Ok(plan);
     }
+    let persistent = |stats: &ModuleStats| choice.share(stats);
     let solve = |goal, meter: &Meter<'_>| {
         solve(info, &candidates, goal, &persistent, (task.limits.gap, meter))
     };
@@ -119,31 +97,90 @@ pub fn selective_on(
     let (chosen, lowest_gap) = solve(Goal::Lowest, &meter)?.unwrap_or_default();
     let all: Vec<(ModuleIndex, Bytes)> =
         chosen.iter().map(|unit| (unit.module, unit.most)).collect();
-    let least = evaluate(&all, None);
+    let least = choice.plan(&all, None);
     if least.peak > task.budget {
-        let stats = &info.modules()[least.binding];
-        let activations = activations(info, &all, least.binding);
-        let gradients = stats.activation_gradients.min(activations);
-        return Err(ModulePlanError::Infeasible(Box::new(ModuleInfeasible {
-            budget: task.budget,
-            least: least.peak,
-            proven: lowest_gap == Some(0.0),
-            module: stats.name.clone(),
-            held: vec![
-                ("parameters and gradients", persistent(stats)),
-                ("activations", activations - gradients),
-                ("gradients of activations", gradients),
-            ],
-        })));
+        let proof = choice.infeasible(&all, &least, lowest_gap == Some(0.0));
+        return Err(ModulePlanError::Infeasible(Box::new(proof)));
     }
     let fastest = within_tolerance(task.budget, |target| {
         let answer = answered(solve(Goal::Fastest(target), &meter))?;
-        Ok::<_, ModulePlanError>(answer.map(|(chosen, gap)| {
-            let plan = evaluate(&filled(&chosen, target), gap);
-            let peak = plan.peak;
-            (plan, peak)
-        }))
+        Ok::<_, ModulePlanError>(answer.map(|(chosen, gap)| choice.filled(&chosen, target, gap)))
     })?;
     // If the solver fails, the modules with the smallest peak fit.
-    Ok(fastest.unwrap_or_else(|| evaluate(&filled(&chosen, task.budget), None)))
+    Ok(fastest.unwrap_or_else(|| choice.filled(&chosen, task.budget, None).0))
+}
+
+/// What modules may be chosen, and what follows from a choice.
+struct Choice<'a> {
+    info: &'a ModuleInfo,
+    task: &'a SelectiveTask,
+}
+
+impl Choice<'_> {
+    /// Whether a module may be checkpointed.
+    fn allows(&self, module: ModuleIndex) -> bool {
+        let SelectiveTask { allowed, sharded, .. } = self.task;
+        let named = allowed.as_ref().is_none_or(|allowed| allowed.contains(&module));
+        named && !sharded.iter().any(|&unit| unit != module && self.info.contains(module, unit))
+    }
+
+    /// A device's parameters and gradients during a module's backward pass.
+    fn persistent(&self, module: ModuleIndex) -> Bytes {
+        self.share(&self.info.modules()[module])
+    }
+
+    /// The same by the module's statistics.
+    fn share(&self, stats: &ModuleStats) -> Bytes {
+        let whole = self.info.modules()[self.info.root()].parameters + stats.total_gradients;
+        Bytes(whole.0.div_ceil(u64::from(self.task.world_size)))
+    }
+
+    /// The plan in which modules discard these bytes.
+    fn plan(&self, discards: &[(ModuleIndex, Bytes)], gap: Option<f64>) -> SelectivePlan {
+        let (peak, binding) = binding(self.info, discards, |module| self.persistent(module));
+        let units = units(self.info, discards);
+        SelectivePlan {
+            recompute: units.iter().map(|unit| unit.recompute).sum(),
+            units,
+            peak,
+            binding,
+            gap,
+        }
+    }
+
+    /// The plan in which the chosen modules discard as little as the target permits, with its peak.
+    fn filled(
+        &self,
+        chosen: &[&CheckpointCandidate],
+        target: Bytes,
+        gap: Option<f64>,
+    ) -> (SelectivePlan, Bytes) {
+        let discards = fill(self.info, chosen, |module| self.persistent(module), target);
+        let plan = self.plan(&discards, gap);
+        let peak = plan.peak;
+        (plan, peak)
+    }
+
+    /// What the lowest plan holds where it exceeds the budget.
+    fn infeasible(
+        &self,
+        discards: &[(ModuleIndex, Bytes)],
+        least: &SelectivePlan,
+        proven: bool,
+    ) -> ModuleInfeasible {
+        let stats = &self.info.modules()[least.binding];
+        let activations = activations(self.info, discards, least.binding);
+        let gradients = stats.activation_gradients.min(activations);
+        ModuleInfeasible {
+            budget: self.task.budget,
+            least: least.peak,
+            proven,
+            module: stats.name.clone(),
+            held: vec![
+                ("parameters and gradients", self.share(stats)),
+                ("activations", activations - gradients),
+                ("gradients of activations", gradients),
+            ],
+        }
+    }
 }

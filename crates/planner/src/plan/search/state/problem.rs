@@ -74,6 +74,23 @@ pub struct Op {
     pub behind: Vec<OpId>,
 }
 
+impl Op {
+    /// The operator of a node, without its tensors and its predecessors.
+    fn of(graph: &Graph, profile: &Profile, node: NodeId) -> Op {
+        let call = &graph.nodes()[node];
+        Op {
+            node: Some(node),
+            cost: Picoseconds::round_down(profile.seconds[node]),
+            workspace: ByteCount::of(profile.workspace[node]),
+            anchored: call.mutates || call.stream,
+            once: call.mutates,
+            forward: call.phase.is_forward(),
+            until: u32::MAX,
+            ..Op::default()
+        }
+    }
+}
+
 /// A storage that may be dropped.
 #[derive(Clone, Debug)]
 pub struct Tensor {
@@ -113,25 +130,15 @@ impl Problem {
     /// The problem of running all nodes of `order`, inputs before users.
     pub fn new(instance: Instance<'_>) -> Problem {
         let Instance { graph, profile, order } = instance;
-        let size = |storage: StorageId| ByteCount::of(graph.storages()[storage]);
         let is_written = mutated_storages(graph);
-        let mut track: SecondaryMap<StorageId, Track> = SecondaryMap::new();
+        let mut tracks = Tracks::new(graph);
         let mut ops: PrimaryMap<OpId, Op> = PrimaryMap::with_capacity(order.len() + 1);
-        let mut tensors: PrimaryMap<TensorId, Tensor> = PrimaryMap::new();
         let mut source = Op { once: true, anchored: true, forward: true, ..Op::default() };
         let mut resting = ByteCount::ZERO;
         for (_, storage) in graph.placeholder_storages() {
-            if graph.is_kept(storage) {
-                track[storage] = Track::Resting;
-                resting += size(storage);
-            } else {
-                let tensor = tensors.push(Tensor {
-                    bytes: size(storage),
-                    producer: OpId::SOURCE,
-                    readers: Vec::new(),
-                });
-                track[storage] = Track::Tensor(tensor);
-                source.outputs.push(tensor);
+            match tracks.begin(storage, OpId::SOURCE) {
+                Some(tensor) => source.outputs.push(tensor),
+                None => resting += tracks.size(storage),
             }
         }
         ops.push(source);
@@ -141,44 +148,20 @@ impl Problem {
         for &node in order {
             let id = ops.next_key();
             base.push(kept_so_far);
-            let call = &graph.nodes()[node];
-            let mut op = Op {
-                node: Some(node),
-                cost: Picoseconds::round_down(profile.seconds[node]),
-                workspace: ByteCount::of(profile.workspace[node]),
-                anchored: call.mutates || call.stream,
-                once: call.mutates,
-                forward: call.phase.is_forward(),
-                until: u32::MAX,
-                ..Op::default()
-            };
-            for &storage in graph.reads(node) {
-                if let Track::Tensor(tensor) = track[storage] {
-                    op.inputs.push(tensor);
-                    tensors[tensor].readers.push(id);
-                }
-            }
+            let mut op = Op::of(graph, profile, node);
+            op.inputs = tracks.read(node, id);
             for &storage in graph.fresh(node) {
-                if is_written[storage] {
-                    op.until = 0;
-                }
-                if graph.is_kept(storage) {
-                    track[storage] = Track::Resting;
-                    op.kept += size(storage);
-                    op.anchored = true;
-                } else {
-                    let tensor = tensors.push(Tensor {
-                        bytes: size(storage),
-                        producer: id,
-                        readers: Vec::new(),
-                    });
-                    track[storage] = Track::Tensor(tensor);
-                    op.outputs.push(tensor);
+                match tracks.begin(storage, id) {
+                    Some(tensor) => op.outputs.push(tensor),
+                    None => {
+                        op.kept += tracks.size(storage);
+                        op.anchored = true;
+                    }
                 }
             }
             kept_so_far += op.kept;
-            takes_over(graph, profile, &track, &mut op);
-            if op.once {
+            takes_over(graph, profile, &tracks.of, &mut op);
+            if op.once || graph.fresh(node).iter().any(|&storage| is_written[storage]) {
                 op.until = 0;
             }
             (op.after, op.behind) = access.predecessors(graph, node, id);
@@ -188,18 +171,24 @@ impl Problem {
             let until = &mut ops[reader].until;
             *until = (*until).min(writer.as_u32());
         }
-        // A batch that no operator reads is held until the first operator has run, which therefore
-        // stays the first.
-        let unread = tensors
+        let total = ops.values().map(|op| op.cost).sum();
+        let mut problem = Problem { ops, tensors: tracks.tensors, base, resting, total };
+        problem.hold_unread();
+        problem
+    }
+
+    /// A batch that no operator reads is held until the first operator has run, which therefore
+    /// stays the first.
+    fn hold_unread(&mut self) {
+        let unread = self
+            .tensors
             .values()
             .filter(|tensor| tensor.producer == OpId::SOURCE && tensor.readers.is_empty());
         let unread: ByteCount = unread.map(|tensor| tensor.bytes).sum();
-        if unread > ByteCount::ZERO && ops.len() > 1 {
-            base[1] += unread;
-            ops[OpId::at(1)].anchored = true;
+        if unread > ByteCount::ZERO && self.ops.len() > 1 {
+            self.base[1] += unread;
+            self.ops[OpId::at(1)].anchored = true;
         }
-        let total = ops.values().map(|op| op.cost).sum();
-        Problem { ops, tensors, base, resting, total }
     }
 
     /// The number of points.
@@ -214,6 +203,47 @@ impl Problem {
         let touched: ByteCount =
             op.inputs.iter().chain(&op.outputs).map(|&tensor| self.tensors[tensor].bytes).sum();
         op.kept + op.workspace + touched - op.shared
+    }
+}
+
+/// The tensors of a problem under construction, and where each storage is.
+struct Tracks<'a> {
+    graph: &'a Graph,
+    tensors: PrimaryMap<TensorId, Tensor>,
+    of: SecondaryMap<StorageId, Track>,
+}
+
+impl<'a> Tracks<'a> {
+    fn new(graph: &'a Graph) -> Tracks<'a> {
+        Tracks { graph, tensors: PrimaryMap::new(), of: SecondaryMap::new() }
+    }
+
+    fn size(&self, storage: StorageId) -> ByteCount {
+        ByteCount::of(self.graph.storages()[storage])
+    }
+
+    /// A storage begins to exist: as a tensor, unless it is kept.
+    fn begin(&mut self, storage: StorageId, producer: OpId) -> Option<TensorId> {
+        if self.graph.is_kept(storage) {
+            self.of[storage] = Track::Resting;
+            return None;
+        }
+        let bytes = self.size(storage);
+        let tensor = self.tensors.push(Tensor { bytes, producer, readers: Vec::new() });
+        self.of[storage] = Track::Tensor(tensor);
+        Some(tensor)
+    }
+
+    /// The tensors that a node reads, which are noted to be read by its operator.
+    fn read(&mut self, node: NodeId, reader: OpId) -> Vec<TensorId> {
+        let mut inputs = Vec::new();
+        for &storage in self.graph.reads(node) {
+            if let Track::Tensor(tensor) = self.of[storage] {
+                inputs.push(tensor);
+                self.tensors[tensor].readers.push(reader);
+            }
+        }
+        inputs
     }
 }
 
