@@ -38,24 +38,17 @@ pub struct FrontierPoint {
 pub fn frontier_svg(title: &str, unplanned: Seconds, points: &[FrontierPoint]) -> String {
     let mut points = points.to_vec();
     points.sort_by_key(|point| point.budget);
-    let budgets = points.iter().map(|point| point.budget.0 as f64);
-    let (low, high) =
-        (budgets.clone().reduce(f64::min).unwrap_or(0.0), budgets.reduce(f64::max).unwrap_or(1.0));
-    // A single point stands in the middle.
-    let margin = if high > low { (high - low) * 0.03 } else { high.max(1.0) * 0.1 };
-    let (low, high) = ((low - margin).max(0.0), high + margin);
-    let slowest = points.iter().map(|point| point.overhead).fold(0.0, f64::max);
-    let top = if slowest > 1e-6 { slowest * 1.08 } else { 0.01 };
+    let axes = Axes::around(points.iter(), 0.03, 1.08);
     let floor = HEIGHT - BOTTOM;
-    let x = |bytes: Bytes| LEFT + (bytes.0 as f64 - low) / (high - low) * (WIDTH - LEFT - RIGHT);
-    let y = |share: f64| TOP + (1.0 - share.max(0.0) / top) * (floor - TOP);
+    let x = |bytes: Bytes| LEFT + axes.across(bytes) * (WIDTH - LEFT - RIGHT);
+    let y = |share: f64| TOP + axes.down(share) * (floor - TOP);
     let mut svg =
         Opening { size: (WIDTH, HEIGHT), title, at: (LEFT, 22.0), light: LIGHT, dark: DARK }.svg();
-    for share in percents(top) {
+    for share in percents(axes.top) {
         level(&mut svg, (LEFT, WIDTH - RIGHT), y(share), percent(share));
         svg.push('\n');
     }
-    for tick in ticks(low, high) {
+    for tick in ticks(axes.low, axes.high) {
         let at = x(tick);
         let _ = write!(
             svg,
@@ -85,7 +78,7 @@ pub fn frontier_svg(title: &str, unplanned: Seconds, points: &[FrontierPoint]) -
             line(&bound)
         );
     }
-    legend(&mut svg, &points, slowest);
+    legend(&mut svg, &points);
     let unplanned = duration(unplanned.0);
     centred(
         &mut svg,
@@ -96,11 +89,57 @@ pub fn frontier_svg(title: &str, unplanned: Seconds, points: &[FrontierPoint]) -
     svg
 }
 
-fn legend(svg: &mut String, points: &[FrontierPoint], slowest: f64) {
+/// Budgets from left to right, additional time from the bottom to the top.
+pub(crate) struct Axes {
+    /// Bytes at the left end.
+    pub low: f64,
+    /// Bytes at the right end.
+    pub high: f64,
+    /// The share of time at the top; at the bottom it is zero.
+    pub top: f64,
+}
+
+impl Axes {
+    /// Around points, with a margin on both sides, as a share of the budgets' range; the top is a
+    /// multiple of the longest time.
+    pub fn around<'a>(
+        points: impl Iterator<Item = &'a FrontierPoint> + Clone,
+        margin: f64,
+        headroom: f64,
+    ) -> Axes {
+        let budgets = points.clone().map(|point| point.budget.0 as f64);
+        let low = budgets.clone().reduce(f64::min).unwrap_or(0.0);
+        let high = budgets.reduce(f64::max).unwrap_or(1.0);
+        // A single point stands in the middle.
+        let margin = if high > low { (high - low) * margin } else { high.max(1.0) * 0.1 };
+        let slowest = slowest(points);
+        Axes {
+            low: (low - margin).max(0.0),
+            high: high + margin,
+            top: if slowest > 1e-6 { slowest * headroom } else { 0.01 },
+        }
+    }
+
+    /// How far from the left end, as a share of the way.
+    pub fn across(&self, budget: Bytes) -> f64 {
+        (budget.0 as f64 - self.low) / (self.high - self.low)
+    }
+
+    /// How far from the top, as a share of the way.
+    pub fn down(&self, overhead: f64) -> f64 {
+        1.0 - overhead.max(0.0) / self.top
+    }
+}
+
+fn slowest<'a>(points: impl Iterator<Item = &'a FrontierPoint>) -> f64 {
+    points.map(|point| point.overhead).fold(0.0, f64::max)
+}
+
+fn legend(svg: &mut String, points: &[FrontierPoint]) {
     let smallest = points.first().map_or(Bytes::ZERO, |point| point.budget);
     let planned = format!(
         "planned: down to {smallest}, there {} % time",
-        format_args!("{:+.1}", slowest * 100.0)
+        format_args!("{:+.1}", slowest(points.iter()) * 100.0)
     );
     let gaps = points.iter().filter_map(|point| Some(point.overhead - point.bound?));
     let widest = gaps
@@ -126,7 +165,7 @@ fn legend(svg: &mut String, points: &[FrontierPoint], slowest: f64) {
 }
 
 /// Straight lines through points; empty if there are none.
-fn line(points: &[(f64, f64)]) -> String {
+pub(crate) fn line(points: &[(f64, f64)]) -> String {
     let mut path = String::new();
     for (index, (x, y)) in points.iter().enumerate() {
         let _ = write!(path, "{}{x:.1} {y:.1}", if index == 0 { 'M' } else { 'L' });

@@ -26,9 +26,9 @@
 mod join;
 mod read;
 mod within;
+mod write;
 
 use serde::Deserialize;
-use serde_json::{Map, Value as Json, json};
 use thiserror::Error;
 use tightfit::exit::coded;
 use tightfit::graph::limits::{MOST_OF_AN_EVENT, MOST_TRACE};
@@ -37,7 +37,7 @@ use tightfit::timeline::TransferInTime;
 use tightfit::units::{Bytes, Seconds};
 
 use crate::course::{Course, tensor_name};
-use crate::role::{ByRole, Role};
+use crate::role::ByRole;
 
 pub use join::join;
 
@@ -298,98 +298,7 @@ impl Trace {
 
     /// The trace as JSON, one event per line: such files are read by people, and compared.
     pub fn write(&self) -> String {
-        let about = json!({
-            "format": FORMAT, "graph": self.graph, "name": self.name, "machine": self.machine,
-            "planner": self.planner, "budget_bytes": self.budget, "measured": self.measured,
-        });
-        let what = if self.measured { "measured" } else { "predicted" };
-        let process = format!("{} on {} ({what})", self.name, self.machine);
-        let mut text =
-            format!("{{\"displayTimeUnit\":\"ms\",\"otherData\":{about},\"traceEvents\":[\n");
-        // Written as it is made: a run that is traced has little memory left.
-        let mut push = |event: Json| {
-            text.push_str(&event.to_string());
-            text.push_str(",\n");
-        };
-        let lanes = if self.transfers.is_empty() { 2 } else { LANES.len() };
-        for (index, (_, lane)) in LANES.iter().take(lanes).enumerate() {
-            for (name, args) in [
-                ("thread_name", json!({ "name": lane })),
-                ("thread_sort_index", json!({ "sort_index": index })),
-            ] {
-                push(json!({ "ph": "M", "name": name, "pid": 1, "tid": index + 1, "args": args }));
-            }
-        }
-        for slice in within::slices(&self.calls) {
-            let lane = usize::from(slice.recomputed);
-            push(json!({
-                "ph": "X", "name": slice.name, "cat": within::CATEGORY, "pid": 1, "tid": lane + 1,
-                "ts": micros(slice.start), "dur": micros(Seconds(slice.end.0 - slice.start.0)),
-            }));
-        }
-        for call in &self.calls {
-            let lane = usize::from(call.recomputed);
-            let mut event = json!({
-                "ph": "X", "name": call.op, "cat": LANES[lane].0, "pid": 1, "tid": lane + 1,
-                "ts": micros(call.start), "dur": micros(call.seconds),
-                "args": {
-                    "node": call.node, "module": call.module, "phase": call.phase,
-                    "bytes": call.held,
-                },
-            });
-            if call.recomputed {
-                event["cname"] = json!("terrible");
-            }
-            push(event);
-        }
-        for transfer in &self.transfers {
-            let lane = if transfer.leaves { 2 } else { 3 };
-            push(json!({
-                "ph": "X", "name": transfer.tensor, "cat": LANES[lane].0, "pid": 1,
-                "tid": lane + 1, "ts": micros(transfer.start), "dur": micros(transfer.seconds),
-                "args": { "bytes": transfer.bytes, "stall": micros(transfer.stall) },
-            }));
-        }
-        for transfer in &self.transfers {
-            let Some((from, to)) = transfer.wait() else { continue };
-            let (cat, _) = LANES[4];
-            push(json!({
-                "ph": "X", "name": transfer.tensor, "cat": cat, "pid": 1, "tid": 5,
-                "ts": micros(from), "dur": micros(Seconds(to.0 - from.0)), "cname": "bad",
-            }));
-        }
-        let used = |marks: &[MemoryMark]| -> Vec<Role> {
-            let holds = |mark: &MemoryMark, role: Role| mark.bytes[role as usize] > Bytes::ZERO;
-            let is_used = |&role: &Role| marks.iter().any(|mark| holds(mark, role));
-            Role::ALL.into_iter().filter(is_used).collect()
-        };
-        let by_role = |roles: &[Role], mark: &MemoryMark| -> Map<String, Json> {
-            let bytes = |role: &Role| (role.name().to_string(), json!(mark.bytes[*role as usize]));
-            roles.iter().map(bytes).collect()
-        };
-        let [above, below] = [&self.memory, &self.below].map(|marks| used(marks));
-        for mark in &self.memory {
-            let total: Bytes = mark.bytes.iter().copied().sum();
-            let (ts, bytes) = (micros(mark.at), by_role(&above, mark));
-            push(json!({ "ph": "C", "name": MEMORY, "pid": 1, "ts": ts, "args": bytes }));
-            push(json!({
-                "ph": "C", "name": TOTAL, "pid": 1, "ts": ts, "args": { "bytes": total }
-            }));
-        }
-        for mark in self.memory.first().into_iter().chain(self.memory.last()) {
-            push(json!({
-                "ph": "C", "name": BUDGET, "pid": 1, "ts": micros(mark.at),
-                "args": { "bytes": self.budget },
-            }));
-        }
-        for mark in &self.below {
-            let (ts, bytes) = (micros(mark.at), by_role(&below, mark));
-            push(json!({ "ph": "C", "name": BELOW, "pid": 1, "ts": ts, "args": bytes }));
-        }
-        // This comes last, since no comma may follow.
-        let name =
-            json!({ "ph": "M", "name": "process_name", "pid": 1, "args": { "name": process } });
-        text + &format!("{name}\n]}}\n")
+        write::whole(self)
     }
 
     /// Reads what [`Trace::write`] wrote. Events of other kinds are ignored.
@@ -437,8 +346,4 @@ fn traced(course: &Course<'_>, times: &[TransferInTime]) -> Vec<TracedTransfer> 
 /// To the precision of a trace: whole nanoseconds.
 fn nanoseconds(seconds: Seconds) -> Seconds {
     Seconds((seconds.0 * 1e9).round() / 1e9)
-}
-
-fn micros(seconds: Seconds) -> f64 {
-    (seconds.0 * 1e9).round() / 1e3
 }

@@ -15,6 +15,13 @@ pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     text
 }
 
+/// A table of rows that name their columns.
+pub fn titled<const N: usize>(rows: &[[(&str, String); N]]) -> String {
+    let head = rows.first().map_or([""; N], |row| row.each_ref().map(|(head, _)| *head));
+    let cells = |row: &[(&str, String); N]| row.iter().map(|(_, cell)| cell.clone()).collect();
+    table(&head, &rows.iter().map(cells).collect::<Vec<_>>())
+}
+
 /// A share in percent.
 pub fn percent(share: Option<f64>) -> String {
     known(share, |share| format!("{:.2}", rounded(share * 100.0, 100.0)))

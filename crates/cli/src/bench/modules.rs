@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::{Value, json};
-use tightfit::plan::SOLVER;
-use tightfit::plan::modules::{ModulePlanError, SelectiveTask, selective};
+use tightfit::analysis::modules::ModuleInfo;
+use tightfit::plan::modules::{ModulePlanError, SelectivePlan, SelectiveTask, selective};
+use tightfit::plan::{SOLVER, SolverLimits};
 use tightfit::units::Bytes;
 
-use super::markdown::table;
+use super::markdown::{known, titled};
 use crate::effort::clock;
 use crate::exit_code::ExitCode;
 use crate::failure::{Context, Result};
@@ -35,20 +36,8 @@ pub struct Arguments {
 
 /// Plans and prints.
 pub fn modules(arguments: &Arguments) -> Result<ExitCode> {
-    let recorded = Path::new("corpus/cases/module_info");
-    let mut paths = arguments.inputs.clone();
-    if paths.is_empty() {
-        paths.extend(
-            ["torchtest_4l", "llama_tiny_4l"]
-                .map(|name| recorded.join(format!("module_info_{name}.json"))),
-        );
-        paths.extend(
-            ["modules-24", "modules-24-varied"]
-                .map(|name| Path::new("corpus/synthetic").join(format!("{name}.json"))),
-        );
-    }
-    let (mut rows, mut results): (Vec<Vec<String>>, Vec<Value>) = (Vec::new(), Vec::new());
-    for path in paths {
+    let mut compared = Vec::new();
+    for path in paths(arguments) {
         let info = input::modules(&path, &OnMachine::default())?.info;
         let name =
             path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
@@ -57,77 +46,119 @@ pub fn modules(arguments: &Arguments) -> Result<ExitCode> {
             name.contains("module_info_"),
         )?;
         for share in SHARES {
-            let budget = Bytes((info.baseline_peak().0 as f64 * share) as u64);
+            let recorded = answers.iter().copied().find(|answer| answer.share == share);
             let limits = arguments.solver.limits();
-            let start = clock().0;
-            let plan = match selective(
-                &info,
-                &SelectiveTask {
-                    budget,
-                    world_size: 1,
-                    allowed: None,
-                    sharded: Vec::new(),
-                    limits,
-                },
-            ) {
-                Ok(plan) => Some(plan),
-                Err(ModulePlanError::Infeasible(_)) => None,
-                Err(error) => return Err(error.into()),
-            };
-            let seconds = clock().0 - start;
-            let theirs = answers.iter().find(|answer| answer.0 == share);
-            let milliseconds =
-                |found: Option<f64>| found.map_or("–".to_string(), |found| format!("{found:.3}"));
-            let ours = plan.as_ref().map(|plan| plan.recompute.0 * 1e3);
-            rows.push(vec![
-                name.clone(),
-                info.modules().len().to_string(),
-                share.to_string(),
-                milliseconds(ours),
-                milliseconds(theirs.and_then(|answer| answer.1)),
-                plan.as_ref()
-                    .and_then(|plan| plan.gap)
-                    .map_or("–".to_string(), |gap| format!("{:.2} %", gap * 100.0)),
-                format!("{seconds:.3}"),
-                theirs.map_or("–".to_string(), |answer| format!("{:.3}", answer.2)),
-            ]);
-            results.push(json!({
-                "model": name,
-                "modules": info.modules().len(),
-                "share": share,
-                "recompute_ms": ours,
-                "seconds": seconds,
-                "peak_bytes": plan.as_ref().map(|plan| plan.peak),
-                "gap": plan.as_ref().and_then(|plan| plan.gap),
-                "solver": SOLVER,
-                "recorded_ms": theirs.and_then(|answer| answer.1),
-                "recorded_seconds": theirs.map(|answer| answer.2),
-            }));
+            compared.push(Compared::planned(&name, &info, share, limits, recorded)?);
         }
     }
     if arguments.json {
-        say!("{}", Value::Array(results))?;
-    } else {
-        say!(
-            "Solver: {SOLVER}. Recomputation in ms; – where nothing fits or nothing was recorded.\n"
-        )?;
-        let head = [
-            "statistics",
-            "modules",
-            "share",
-            "ours",
-            "PyTorch's",
-            "gap",
-            "seconds",
-            "PyTorch's seconds",
-        ];
-        say!("{}", table(&head, &rows).trim_end())?;
+        say!("{}", compared.iter().map(Compared::json).collect::<Value>())?;
+        return Ok(ExitCode::SUCCESS);
     }
+    say!("Solver: {SOLVER}. Recomputation in ms; – where nothing fits or nothing was recorded.\n")?;
+    say!("{}", titled(&compared.iter().map(Compared::row).collect::<Vec<_>>()).trim_end())?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Share, recomputation (absent: infeasible) and seconds, as recorded for one device and gap 0.
-fn answers(path: &Path, exist: bool) -> Result<Vec<(f64, Option<f64>, f64)>> {
+/// The files that were named, or else the recorded and the generated ones.
+fn paths(arguments: &Arguments) -> Vec<PathBuf> {
+    if !arguments.inputs.is_empty() {
+        return arguments.inputs.clone();
+    }
+    let recorded = ["torchtest_4l", "llama_tiny_4l"]
+        .map(|name| format!("corpus/cases/module_info/module_info_{name}.json"));
+    let generated =
+        ["modules-24", "modules-24-varied"].map(|name| format!("corpus/synthetic/{name}.json"));
+    recorded.into_iter().chain(generated).map(PathBuf::from).collect()
+}
+
+/// A plan within a share of a model's baseline peak, and what was recorded for that.
+struct Compared {
+    model: String,
+    modules: usize,
+    share: f64,
+    /// Absent if nothing fits.
+    plan: Option<SelectivePlan>,
+    seconds: f64,
+    recorded: Option<Recorded>,
+}
+
+impl Compared {
+    fn planned(
+        model: &str,
+        info: &ModuleInfo,
+        share: f64,
+        limits: SolverLimits,
+        recorded: Option<Recorded>,
+    ) -> Result<Compared> {
+        let budget = Bytes((info.baseline_peak().0 as f64 * share) as u64);
+        let task =
+            SelectiveTask { budget, world_size: 1, allowed: None, sharded: Vec::new(), limits };
+        let start = clock().0;
+        let plan = match selective(info, &task) {
+            Ok(plan) => Some(plan),
+            Err(ModulePlanError::Infeasible(_)) => None,
+            Err(error) => return Err(error.into()),
+        };
+        let seconds = clock().0 - start;
+        let (model, modules) = (model.to_string(), info.modules().len());
+        Ok(Compared { model, modules, share, plan, seconds, recorded })
+    }
+
+    /// The plan's recomputation.
+    fn milliseconds(&self) -> Option<f64> {
+        self.plan.as_ref().map(|plan| plan.recompute.0 * 1e3)
+    }
+
+    fn gap(&self) -> Option<f64> {
+        self.plan.as_ref().and_then(|plan| plan.gap)
+    }
+
+    fn row(&self) -> [(&str, String); 8] {
+        let thousandths = |number: f64| format!("{number:.3}");
+        let recorded = self.recorded.and_then(|recorded| recorded.milliseconds);
+        let recorded_seconds = self.recorded.map(|recorded| recorded.seconds);
+        [
+            ("statistics", self.model.clone()),
+            ("modules", self.modules.to_string()),
+            ("share", self.share.to_string()),
+            ("ours", known(self.milliseconds(), thousandths)),
+            ("PyTorch's", known(recorded, thousandths)),
+            ("gap", known(self.gap(), |gap| format!("{:.2} %", gap * 100.0))),
+            ("seconds", thousandths(self.seconds)),
+            ("PyTorch's seconds", known(recorded_seconds, thousandths)),
+        ]
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "model": self.model,
+            "modules": self.modules,
+            "share": self.share,
+            "recompute_ms": self.milliseconds(),
+            "seconds": self.seconds,
+            "peak_bytes": self.plan.as_ref().map(|plan| plan.peak),
+            "gap": self.gap(),
+            "solver": SOLVER,
+            "recorded_ms": self.recorded.and_then(|recorded| recorded.milliseconds),
+            "recorded_seconds": self.recorded.map(|recorded| recorded.seconds),
+        })
+    }
+}
+
+/// An answer of PyTorch's tools, for one device and gap 0.
+#[derive(Clone, Copy)]
+struct Recorded {
+    /// Of the baseline peak.
+    share: f64,
+    /// Its recomputation; absent if nothing fits.
+    milliseconds: Option<f64>,
+    /// How long it took.
+    seconds: f64,
+}
+
+/// The answers that were recorded for a model.
+fn answers(path: &Path, exist: bool) -> Result<Vec<Recorded>> {
     if !exist {
         return Ok(Vec::new());
     }
@@ -139,11 +170,11 @@ fn answers(path: &Path, exist: bool) -> Result<Vec<(f64, Option<f64>, f64)>> {
         list.iter().filter(|answer| answer["exact_gap"] == true && answer["world_size"] == 1);
     let one = |answer: &Value| {
         let fits = answer["peak_bytes"].as_i64().is_some_and(|peak| peak >= 0);
-        Some((
-            answer["frac"].as_f64()?,
-            answer["recompute_ms"].as_f64().filter(|_| fits),
-            answer["secs"].as_f64()?,
-        ))
+        Some(Recorded {
+            share: answer["frac"].as_f64()?,
+            milliseconds: answer["recompute_ms"].as_f64().filter(|_| fits),
+            seconds: answer["secs"].as_f64()?,
+        })
     };
     Ok(exact.filter_map(one).collect())
 }

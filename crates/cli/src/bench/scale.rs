@@ -6,13 +6,14 @@ mod llama;
 
 use clap::Args;
 use serde_json::{Value, json};
+use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::pipeline::stages::{Devices, LayerCost, StagePlan, layer_costs, plan_rows};
 use tightfit::pipeline::{PipelineSchedule, Rows, interleaved, layers};
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
 
-use super::markdown::{known, table};
+use super::markdown::{known, titled};
 use crate::effort::clock;
 use crate::exit_code::ExitCode;
 use crate::failure::Result;
@@ -70,71 +71,95 @@ pub fn scale(arguments: &Arguments) -> Result<ExitCode> {
         ..gpu
     };
     let profile = Profile::new(&graph, &group);
-    let (mut lines, mut results): (Vec<Vec<String>>, Vec<Value>) = (Vec::new(), Vec::new());
+    let mut sizes = Vec::new();
     for gpus in GPUS {
+        sizes.push(Size::planned(&graph, &profile, peak, gpus)?);
+    }
+    if arguments.json {
+        say!("{}", sizes.iter().map(Size::json).collect::<Value>())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    say!("{}: {} nodes", graph.name(), graph.nodes().len())?;
+    say!("{}", titled(&sizes.iter().map(Size::row).collect::<Vec<_>>()).trim_end())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A run of some size.
+struct Size {
+    gpus: u64,
+    micro_batches: u32,
+    /// As it was trained: one layer at a time on each rank, in turn, and nothing recomputed.
+    as_published: Option<Reached>,
+    /// The best of all orders within the memory.
+    best: Option<Reached>,
+    seconds: f64,
+}
+
+/// A plan, and the share of the peak rate that it reaches.
+struct Reached {
+    plan: StagePlan,
+    share: f64,
+}
+
+impl Size {
+    /// `peak`: operations in a second of a group of GPUs.
+    fn planned(graph: &Graph, profile: &Profile, peak: f64, gpus: u64) -> Result<Size> {
         let start = clock().0;
         let pipelines = gpus / GROUP / u64::from(RANKS);
         let micro_batches = (SEQUENCES / pipelines) as u32;
-        let cut = layers(&graph, &profile, 8 * RANKS as usize)?;
+        let cut = layers(graph, profile, 8 * RANKS as usize)?;
         let state = PARAMETER + ADAM / pipelines as f64;
-        let costs = layer_costs(&graph, &profile, &cut, Some(state))?;
+        let costs = layer_costs(graph, profile, &cut, Some(state))?;
+        let work = LLAMA_405B.flops() * f64::from(micro_batches);
+        let reached = |plan: StagePlan| {
+            let share = work / (plan.makespan.0 * peak * f64::from(RANKS));
+            Reached { plan, share }
+        };
         let (bandwidth, latency) = LINK;
         let budget = Bytes(MEMORY * GROUP);
         let devices = Devices { ranks: RANKS, budget, bandwidth, latency };
         let orders = orders(micro_batches)?;
-        let planned = orders.iter().map(|(name, rows)| plan(&costs, &devices, name, rows));
-        let plans: Vec<Option<StagePlan>> = planned.collect();
+        let plans = orders.iter().filter_map(|(name, rows)| plan(&costs, &devices, name, rows));
+        let best = plans.map(reached).max_by(|a, b| a.share.total_cmp(&b.share));
         let seconds = clock().0 - start;
-        let share = |plan: &StagePlan| {
-            let work = LLAMA_405B.flops() * f64::from(micro_batches);
-            work / (plan.makespan.0 * peak * f64::from(RANKS))
-        };
-        let best = plans.iter().flatten().max_by(|a, b| share(a).total_cmp(&share(b)));
-        // As it was trained: one layer at a time on each rank, in turn, and nothing recomputed.
         let (name, rows) = &orders[0];
         let roomy = Devices { budget: Bytes::LIMIT, ..devices };
-        let as_published = plan(&costs, &roomy, name, rows);
-        let as_published = as_published.as_ref();
+        let as_published = plan(&costs, &roomy, name, rows).map(reached);
+        Ok(Size { gpus, micro_batches, as_published, best, seconds })
+    }
+
+    fn row(&self) -> [(&str, String); 8] {
         let percent = |share: f64| format!("{:.1} %", share * 100.0);
-        let again = |plan: &StagePlan| plan.recomputed.iter().filter(|&&is| is).count();
-        lines.push(vec![
-            gpus.to_string(),
-            micro_batches.to_string(),
-            known(published(gpus), percent),
-            known(as_published, |plan| percent(share(plan))),
-            known(best, |plan| plan.schedule.clone()),
-            known(best, |plan| percent(share(plan))),
-            known(best, |plan| format!("{} of {}", again(plan), cut.len())),
-            format!("{seconds:.1}"),
-        ]);
-        results.push(json!({
-            "gpus": gpus,
-            "micro_batches": micro_batches,
-            "published_share": published(gpus),
-            "as_published_share": as_published.map(share),
-            "schedule": best.map(|plan| &plan.schedule),
-            "share": best.map(share),
-            "step_seconds": best.map(|plan| plan.makespan),
-            "planning_seconds": seconds,
-        }));
+        let best = self.best.as_ref();
+        let again = |Reached { plan, .. }: &Reached| {
+            let again = plan.recomputed.iter().filter(|&&is| is).count();
+            format!("{again} of {}", plan.recomputed.len())
+        };
+        [
+            ("GPUs", self.gpus.to_string()),
+            ("micro-batches", self.micro_batches.to_string()),
+            ("published", known(published(self.gpus), percent)),
+            ("as published", known(self.as_published.as_ref(), |reached| percent(reached.share))),
+            ("within 80 GB", known(best, |best| best.plan.schedule.clone())),
+            ("share of peak", known(best, |best| percent(best.share))),
+            ("recomputed", known(best, again)),
+            ("planning, s", format!("{:.1}", self.seconds)),
+        ]
     }
-    if arguments.json {
-        say!("{}", Value::Array(results))?;
-        return Ok(ExitCode::SUCCESS);
+
+    fn json(&self) -> Value {
+        let best = self.best.as_ref();
+        json!({
+            "gpus": self.gpus,
+            "micro_batches": self.micro_batches,
+            "published_share": published(self.gpus),
+            "as_published_share": self.as_published.as_ref().map(|reached| reached.share),
+            "schedule": best.map(|best| &best.plan.schedule),
+            "share": best.map(|best| best.share),
+            "step_seconds": best.map(|best| best.plan.makespan),
+            "planning_seconds": self.seconds,
+        })
     }
-    let head = [
-        "GPUs",
-        "micro-batches",
-        "published",
-        "as published",
-        "within 80 GB",
-        "share of peak",
-        "recomputed",
-        "planning, s",
-    ];
-    say!("{}: {} nodes", graph.name(), graph.nodes().len())?;
-    say!("{}", table(&head, &lines).trim_end())?;
-    Ok(ExitCode::SUCCESS)
 }
 
 /// The orders that are compared, the published one first.

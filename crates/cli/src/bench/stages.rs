@@ -12,15 +12,16 @@ use tightfit::machine::Machine;
 use tightfit::pipeline::stages::{Devices, LayerCost, StagePlan, layer_costs, plan_stages, price};
 use tightfit::pipeline::{PipelineSchedule, layers};
 use tightfit::profile::Profile;
+use tightfit::staged::PlannedStages;
 use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::Budget;
 
-use super::markdown::{known, table};
+use super::markdown::{known, titled};
 use crate::accumulation::Accumulation;
 use crate::effort::{Search, clock};
 use crate::exit_code::ExitCode;
 use crate::failure::Result;
-use crate::verbs::stages::answer::{Answer, Found, Task, answer};
+use crate::verbs::stages::answer::{Found, Task, answer};
 use crate::{input, interrupt};
 
 /// Gigabytes of a device.
@@ -52,105 +53,121 @@ pub struct Arguments {
     json: bool,
 }
 
-/// A pipeline with its name.
-struct Named {
-    name: String,
-    plan: StagePlan,
-}
-
 /// Plans and prints.
 pub fn stages(arguments: &Arguments) -> Result<ExitCode> {
     let mut paths = arguments.inputs.clone();
     if paths.is_empty() {
         paths.push(Path::new("corpus/graphs/llama_1b_b2_s2048.json.gz").to_path_buf());
     }
-    let (mut rows, mut results): (Vec<Vec<String>>, Vec<Value>) = (Vec::new(), Vec::new());
+    let mut compared = Vec::new();
     for path in paths {
         let (graph, _) = input::graph(&path)?;
         let machine = Machine::preset("a100-80gb")?;
         let profile = Profile::new(&graph, &machine);
-        let planned = layers(&graph, &profile, 2 * DEVICES as usize)?;
-        let planned = layer_costs(&graph, &profile, &planned, Some(STATE))?;
+        let cut = layers(&graph, &profile, 2 * DEVICES as usize)?;
+        let costs = layer_costs(&graph, &profile, &cut, Some(STATE))?;
         for budget in BUDGETS.map(|budget| Bytes(budget * 1_000_000_000)) {
-            let (bandwidth, latency) = LINK;
-            let devices = Devices { ranks: DEVICES, budget, bandwidth, latency };
-            let start = clock().0;
-            let all: Vec<PipelineSchedule> = PipelineSchedule::with_equal_sums().collect();
-            let plans = plan_stages(&planned, &devices, MICRO_BATCHES, &all, &interrupt::raised)?;
-            let seconds = clock().0 - start;
-            let ours = plans.first();
-            let equal = equal(&graph, &profile, &devices)?;
-            let ratio = ours
-                .zip(equal.as_ref())
-                .map(|(ours, equal)| ours.makespan.0 / equal.plan.makespan.0);
-            let start = clock().0;
-            let tensors = by_tensors(&graph, &machine, budget)?;
-            let tensor_seconds = clock().0 - start;
-            let tensors = tensors.as_ref().and_then(|answer| match answer.found.first() {
-                Some(Found::Tensors(planned)) => Some(planned),
-                _ => None,
-            });
-            let time = |plan: &StagePlan| format!("{:.1}", plan.makespan.0 * 1e3);
-            let again = |plan: &StagePlan| plan.recomputed.iter().filter(|&&is| is).count();
-            rows.push(vec![
-                format!("{} GB", budget.0 / 1_000_000_000),
-                known(ours, |plan| plan.schedule.clone()),
-                known(ours, time),
-                known(ours, |plan| format!("{} of {}", again(plan), plan.recomputed.len())),
-                known(equal.as_ref(), |equal| equal.name.clone()),
-                known(equal.as_ref(), |equal| time(&equal.plan)),
-                known(ratio, |ratio| format!("{ratio:.3}")),
-                format!("{seconds:.2}"),
-                known(tensors, |planned| planned.plan.schedule.clone()),
-                known(tensors, |planned| format!("{:.1}", planned.times.makespan.0 * 1e3)),
-                known(tensors, |planned| format!("{:.1} %", planned.recomputed() * 1e2)),
-                format!("{tensor_seconds:.2}"),
-            ]);
-            results.push(json!({
-                "graph": graph.name(),
-                "budget_bytes": budget,
-                "schedule": ours.map(|plan| &plan.schedule),
-                "step_seconds": ours.map(|plan| plan.makespan),
-                "equal": equal.as_ref().map(|equal| &equal.name),
-                "equal_step_seconds": equal.as_ref().map(|equal| equal.plan.makespan),
-                "planning_seconds": seconds,
-                "tensors": tensors.map(|planned| json!({
-                    "schedule": planned.plan.schedule,
-                    "step_seconds": planned.times.makespan,
-                    "recomputed": planned.recomputed(),
-                })),
-                "tensors_planning_seconds": tensor_seconds,
-            }));
+            compared.push(Compared::planned(&graph, &machine, &profile, &costs, budget)?);
         }
     }
     if arguments.json {
-        say!("{}", Value::Array(results))?;
+        say!("{}", compared.iter().map(Compared::json).collect::<Value>())?;
         return Ok(ExitCode::SUCCESS);
     }
-    let head = [
-        "budget",
-        "planned",
-        "step, ms",
-        "recomputed",
-        "best equal cut",
-        "step, ms",
-        "ratio",
-        "planning, s",
-        "by tensors",
-        "step, ms",
-        "recomputed",
-        "planning, s",
-    ];
-    say!("{}", table(&head, &rows).trim_end())?;
+    say!("{}", titled(&compared.iter().map(Compared::row).collect::<Vec<_>>()).trim_end())?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The same with each device planned tensor by tensor; none if nothing fits.
-fn by_tensors<'g>(
-    graph: &'g Graph,
-    machine: &Machine,
+/// The fastest pipelines within a budget; absent where nothing fits.
+struct Compared {
+    graph: String,
     budget: Bytes,
-) -> Result<Option<Answer<'g>>> {
+    /// Planned layer by layer.
+    ours: Option<StagePlan>,
+    seconds: f64,
+    equal: Option<Named>,
+    /// Planned tensor by tensor.
+    tensors: Option<PlannedStages>,
+    tensor_seconds: f64,
+}
+
+/// A pipeline with its name.
+struct Named {
+    name: String,
+    plan: StagePlan,
+}
+
+impl Compared {
+    fn planned(
+        graph: &Graph,
+        machine: &Machine,
+        profile: &Profile,
+        costs: &[LayerCost],
+        budget: Bytes,
+    ) -> Result<Compared> {
+        let (bandwidth, latency) = LINK;
+        let devices = Devices { ranks: DEVICES, budget, bandwidth, latency };
+        let start = clock().0;
+        let all: Vec<PipelineSchedule> = PipelineSchedule::with_equal_sums().collect();
+        let plans = plan_stages(costs, &devices, MICRO_BATCHES, &all, &interrupt::raised)?;
+        let seconds = clock().0 - start;
+        let equal = equal(graph, profile, &devices)?;
+        let start = clock().0;
+        let tensors = by_tensors(graph, machine, budget)?;
+        let tensor_seconds = clock().0 - start;
+        let (graph, ours) = (graph.name().to_string(), plans.into_iter().next());
+        Ok(Compared { graph, budget, ours, seconds, equal, tensors, tensor_seconds })
+    }
+
+    fn row(&self) -> [(&str, String); 12] {
+        let (ours, equal, tensors) =
+            (self.ours.as_ref(), self.equal.as_ref(), self.tensors.as_ref());
+        let time = |seconds: Seconds| format!("{:.1}", seconds.0 * 1e3);
+        let again = |plan: &StagePlan| {
+            let again = plan.recomputed.iter().filter(|&&is| is).count();
+            format!("{again} of {}", plan.recomputed.len())
+        };
+        let ratio = ours.zip(equal).map(|(ours, equal)| ours.makespan.0 / equal.plan.makespan.0);
+        [
+            ("budget", format!("{} GB", self.budget.0 / 1_000_000_000)),
+            ("planned", known(ours, |plan| plan.schedule.clone())),
+            ("step, ms", known(ours, |plan| time(plan.makespan))),
+            ("recomputed", known(ours, again)),
+            ("best equal cut", known(equal, |equal| equal.name.clone())),
+            ("step, ms", known(equal, |equal| time(equal.plan.makespan))),
+            ("ratio", known(ratio, |ratio| format!("{ratio:.3}"))),
+            ("planning, s", format!("{:.2}", self.seconds)),
+            ("by tensors", known(tensors, |planned| planned.plan.schedule.clone())),
+            ("step, ms", known(tensors, |planned| time(planned.times.makespan))),
+            (
+                "recomputed",
+                known(tensors, |planned| format!("{:.1} %", planned.recomputed() * 1e2)),
+            ),
+            ("planning, s", format!("{:.2}", self.tensor_seconds)),
+        ]
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "graph": self.graph,
+            "budget_bytes": self.budget,
+            "schedule": self.ours.as_ref().map(|plan| &plan.schedule),
+            "step_seconds": self.ours.as_ref().map(|plan| plan.makespan),
+            "equal": self.equal.as_ref().map(|equal| &equal.name),
+            "equal_step_seconds": self.equal.as_ref().map(|equal| equal.plan.makespan),
+            "planning_seconds": self.seconds,
+            "tensors": self.tensors.as_ref().map(|planned| json!({
+                "schedule": planned.plan.schedule,
+                "step_seconds": planned.times.makespan,
+                "recomputed": planned.recomputed(),
+            })),
+            "tensors_planning_seconds": self.tensor_seconds,
+        })
+    }
+}
+
+/// The fastest pipeline with each device planned tensor by tensor; none if nothing fits.
+fn by_tensors(graph: &Graph, machine: &Machine, budget: Bytes) -> Result<Option<PlannedStages>> {
     let task = Task {
         devices: DEVICES,
         budget: Budget::Absolute(budget),
@@ -163,7 +180,10 @@ fn by_tensors<'g>(
         search: Some(Search::default()),
     };
     match answer(graph, machine, &task, &interrupt::raised) {
-        Ok(answer) => Ok(Some(answer)),
+        Ok(answer) => Ok(match answer.found.into_iter().next() {
+            Some(Found::Tensors(planned)) => Some(planned),
+            _ => None,
+        }),
         Err(error) if error.exit() == Exit::NotFound => Ok(None),
         Err(error) => Err(error),
     }

@@ -4,10 +4,9 @@
 
 use tightfit::exit::Exit;
 use tightfit::machine::Machine;
-use tightfit_engine::{Dataset, Evaluation, FastestStep, FittedStep, Session, Step, weights};
+use tightfit_engine::{Dataset, Evaluation, FittedStep, Session, Step, weights};
 
 use super::ending::{Ending, said};
-use super::placement::Placed;
 use super::replan::Refined;
 use super::resident::Resident;
 use super::run::{self, Course};
@@ -28,11 +27,6 @@ pub struct Finish<'a> {
     pub session: Session,
     pub data: Dataset,
     pub course: Course,
-    /// At least one step was done.
-    pub stepped: bool,
-    pub refined: Option<Refined>,
-    pub fastest: Option<FastestStep>,
-    pub placed: Placed,
     pub resident: Resident,
 }
 
@@ -53,9 +47,9 @@ impl Finish<'_> {
         // Whatever failed, or fails from here on, the weights are safe.
         let is_good = match self.course.ending {
             // A signal may have come right before the first step.
-            Ending::InOrder => self.stepped || !interrupt::raised(),
+            Ending::InOrder => self.course.stepped || !interrupt::raised(),
             Ending::NotFinite(_) => false,
-            Ending::Failed(_) => self.stepped,
+            Ending::Failed(_) => self.course.stepped,
         };
         let done = self.session.next_step;
         let saved = arguments.save.as_deref().filter(|_| is_good);
@@ -80,7 +74,7 @@ impl Finish<'_> {
     }
 
     fn judge(&mut self, evaluates: bool) -> Result<Option<Evaluation>> {
-        let Finish { arguments, session, data, stepped, .. } = self;
+        let Finish { arguments, session, data, course: Course { stepped, .. }, .. } = self;
         // This comes before the evaluation, which overwrites the gradients.
         if let Some(path) = &arguments.dump {
             dump::write(path, self.step, session, data, *stepped)?;
@@ -100,10 +94,10 @@ impl Finish<'_> {
         // What is written from here on may take the memory that the slab held.
         self.session.release();
         let measured = &self.course.measured;
-        if let (Some(path), Some(fastest)) = (&arguments.trace, &self.fastest) {
+        if let (Some(path), Some(fastest)) = (&arguments.trace, &self.course.fastest) {
             trace::write(path, &step.training, &planned.training.fitted, machine, fastest)?;
         }
-        let before = self.refined.iter().filter_map(Refined::measured_before);
+        let before = self.course.refined.iter().filter_map(Refined::measured_before);
         for measured in before.chain([measured]) {
             if !arguments.costs.roofline && measured.steps.len() >= ENOUGH {
                 let seconds = measured.call_seconds(&step.training, machine.threads);
@@ -117,10 +111,10 @@ impl Finish<'_> {
             arguments.profile.then(|| profile::rows(&step.training, &planned.profile, measured));
         let outcome = report::Outcome {
             planned,
-            placed: &self.placed,
+            placed: &self.course.placed,
             session: &self.session,
             measured,
-            refined: self.refined.as_ref(),
+            refined: self.course.refined.as_ref(),
             profile,
             loss: self.course.loss,
             evaluation,

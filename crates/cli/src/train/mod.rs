@@ -20,13 +20,12 @@ use std::time::Instant;
 use clap::Args;
 use tightfit::machine::Machine;
 use tightfit::plan::Planner;
-use tightfit::profile::CallSeconds;
 use tightfit::schedule;
 use tightfit::units::Seconds;
 use tightfit_engine::weights::Progress;
 use tightfit_engine::{
-    Budget, Dataset, Evaluation, Executable, FastestStep, FitTask, FittedStep, Session, Step,
-    TierFolder, Traffic, fit_placed, fit_step, process, weights,
+    Budget, Dataset, Evaluation, Executable, FitTask, FittedStep, Session, Step, TierFolder,
+    Traffic, fit_placed, fit_step, process, weights,
 };
 
 use crate::accumulation::Accumulation;
@@ -43,7 +42,7 @@ use crate::values::{MOST_THREADS, bandwidth, file_path, learning_rate};
 use crate::{conclusion, input, interrupt, output, processor, progress};
 use ending::{OtherSeed, TooManySteps};
 use finish::Finish;
-use placement::{Placed, Placement};
+use placement::Placement;
 use ranks::Ranks;
 use replan::{Plans, Replan};
 use resident::Resident;
@@ -156,23 +155,13 @@ pub fn train(arguments: &Arguments) -> Result<ExitCode> {
     let (machine, tier) = machine(arguments, &step, budget)?;
     let seed = begins(arguments, &step)?.seed;
     interrupt::listen();
-    let subject = Subject {
-        folder: &arguments.step,
-        source: &arguments.source,
-        budget: &arguments.budget,
-        planner: arguments.planner,
-        tier: arguments.tier.as_deref(),
-        accumulation: arguments.accumulation,
-    };
-    let seconds = calls::of_step(&step.training, &machine, arguments.costs, &subject);
     let effort = arguments.limits.effort(arguments.planner, seed);
     let mut beside = data.beside();
     if arguments.dump.is_some() {
         beside += dump::scratch(&step.training);
     }
     let task = FitTask { machine: &machine, budget, beside, planner: arguments.planner, effort };
-    let (mut planned, unused) = plan(arguments, &step, &seconds, &task)?;
-    drop(seconds);
+    let (mut planned, unused) = plan(arguments, &step, &task)?;
     if arguments.json && planned.evaluation.is_none() && step.evaluation.is_some() {
         note!(
             "note: the validation data is left out: its graph does not fit next to the parameters"
@@ -181,10 +170,6 @@ pub fn train(arguments: &Arguments) -> Result<ExitCode> {
     write_plan(arguments, &step, &planned)?;
     // Reading and planning are over: the memory that they took is the slab's from here on.
     process::settle_heap();
-    let tier = tier.map(|Folder { folder, size }| {
-        let traffic = Traffic { throttle: arguments.throttle, overlaps: !arguments.no_overlap };
-        TierFolder { folder, traffic, size }
-    });
     let mut session = session(&step, &planned, tier.as_ref(), machine.threads, seed)?;
     if let Some(path) = &arguments.resume {
         weights::load(path, &mut session, &step.name)?;
@@ -202,34 +187,13 @@ pub fn train(arguments: &Arguments) -> Result<ExitCode> {
             .context("no step was run, and nothing was saved")?;
     }
 
-    let begun = session.next_step;
-    let mut fastest = arguments.trace.as_ref().map(|_| FastestStep::default());
-    let mut replan = arguments.replan.map(|after| {
+    let replan = arguments.replan.map(|after| {
         let tier = tier.as_ref();
         Replan::new(after, Plans { arguments, step: &step, task: &task, tier }, &mut planned)
     });
-    let replanning = replan.as_mut();
-    let mut placed = Placed::default();
-    let also = run::Also { fastest: fastest.as_mut(), replan: replanning, placed: &mut placed };
-    let course = run::run(arguments, &mut session, &mut data, also)?;
-    let refined = replan.map(Replan::refined);
-    let stepped = session.next_step > begun;
+    let course = run::run(arguments, &mut session, &mut data, replan)?;
     let (step, machine, planned) = (&step, &machine, &planned);
-    Finish {
-        arguments,
-        step,
-        machine,
-        planned,
-        session,
-        data,
-        course,
-        stepped,
-        refined,
-        fastest,
-        placed,
-        resident,
-    }
-    .finish()
+    Finish { arguments, step, machine, planned, session, data, course, resident }.finish()
 }
 
 /// The processor, with the tier that is requested.
@@ -237,13 +201,17 @@ fn machine(
     arguments: &Arguments,
     step: &Step,
     budget: Budget,
-) -> Result<(Machine, Option<Folder>)> {
+) -> Result<(Machine, Option<TierFolder>)> {
     let tier = arguments.tier.as_deref().map(Folder::parse).transpose()?;
     let graph = &step.training;
     let mut machine = processor::machine_within(arguments.threads, graph, budget, tier.is_some());
     if let Some(folder) = &tier {
         folder.add_to(&mut machine, arguments.throttle)?;
     }
+    let tier = tier.map(|Folder { folder, size }| {
+        let traffic = Traffic { throttle: arguments.throttle, overlaps: !arguments.no_overlap };
+        TierFolder { folder, traffic, size }
+    });
     Ok((machine, tier))
 }
 
@@ -251,17 +219,25 @@ fn machine(
 fn plan(
     arguments: &Arguments,
     step: &Step,
-    seconds: &CallSeconds,
     task: &FitTask<'_>,
 ) -> Result<(FittedStep, Option<String>)> {
+    let subject = Subject {
+        folder: &arguments.step,
+        source: &arguments.source,
+        budget: &arguments.budget,
+        planner: arguments.planner,
+        tier: arguments.tier.as_deref(),
+        accumulation: arguments.accumulation,
+    };
+    let seconds = calls::of_step(&step.training, task.machine, arguments.costs, &subject);
     // The search of a small step takes as much memory as its run: memory that reading took is freed
     // first.
     process::give_back();
     let began = Instant::now();
     let planned = progress::during("planning", task.effort.deadline, || {
         match arguments.placement.policy() {
-            None => fit_step(step, seconds, task),
-            Some(policy) => fit_placed(step, seconds, task, policy),
+            None => fit_step(step, &seconds, task),
+            Some(policy) => fit_placed(step, &seconds, task, policy),
         }
     })?;
     let took = Seconds(began.elapsed().as_secs_f64());

@@ -14,7 +14,7 @@ use tightfit_engine::{Dataset, FastestStep, Session, SessionError, StepError, Ti
 use super::Arguments;
 use super::ending::{Ending, LossNotFinite, NotFinite, unsaved};
 use super::placement::{Moved, Placed};
-use super::replan::Replan;
+use super::replan::{Refined, Replan};
 use super::report::describe;
 use crate::failure::{Failure, Result};
 use crate::interrupt;
@@ -29,35 +29,39 @@ pub struct Course {
     pub ending: Ending,
     /// Their losses that were not finite.
     pub not_finite: NotFinite,
+    /// At least one step was done.
+    pub stepped: bool,
+    /// The calls of the fastest one, if a trace is to be written.
+    pub fastest: Option<FastestStep>,
+    /// The outcome of planning once more, if that was to be done.
+    pub refined: Option<Refined>,
+    /// What was moved, if tensors are placed during the run.
+    pub placed: Placed,
 }
 
-/// What is done in addition to the steps.
-pub struct Also<'a, 'b> {
-    /// The calls of the fastest step are kept.
-    pub fastest: Option<&'a mut FastestStep>,
-    /// Another plan is looked for.
-    pub replan: Option<&'a mut Replan<'b>>,
-    /// What was moved is counted, if tensors are placed during the run.
-    pub placed: &'a mut Placed,
-}
-
-/// Runs the steps, shows how they go, and evaluates when it is due; ends early if asked to, at a
-/// loss that is not finite, and when standard output accepts no more.
+/// Runs the steps, shows how they go, and evaluates when it is due; `replan` looks for another plan
+/// once. Ends early if asked to, at a loss that is not finite, and when standard output accepts no
+/// more.
 pub fn run(
     arguments: &Arguments,
     session: &mut Session,
     data: &mut Dataset,
-    also: Also<'_, '_>,
+    replan: Option<Replan<'_>>,
 ) -> Result<Course> {
     let leads = session.leads();
+    let begun = session.next_step;
     let bar = progress_bar(arguments, leads);
     let course = Course {
         measured: Timings::default(),
         loss: None,
         ending: Ending::InOrder,
         not_finite: NotFinite::default(),
+        stepped: false,
+        fastest: arguments.trace.as_ref().map(|_| FastestStep::default()),
+        refined: None,
+        placed: Placed::default(),
     };
-    let mut steps = Steps { arguments, session, data, also, leads, bar, course, is_cold: true };
+    let mut steps = Steps { arguments, session, data, replan, leads, bar, course, is_cold: true };
     for done in 0..arguments.steps {
         let ends = interrupt::raised() || steps.has_ended();
         if steps.any(ends)? || !steps.replan(done)? || !steps.step(done)? {
@@ -68,7 +72,7 @@ pub fn run(
             break;
         }
     }
-    let Steps { bar, course, .. } = steps;
+    let Steps { session, replan, bar, course, .. } = steps;
     // A run that ended early stays where it was.
     bar.abandon();
     if let NotFinite { first: Some(first), count } = course.not_finite
@@ -79,7 +83,8 @@ pub fn run(
             "{count} losses of this run were NaN or infinite, the first one that of step {first}"
         );
     }
-    Ok(course)
+    let stepped = session.next_step > begun;
+    Ok(Course { stepped, refined: replan.map(Replan::refined), ..course })
 }
 
 /// Steps that are being done.
@@ -87,7 +92,8 @@ struct Steps<'a, 'b> {
     arguments: &'a Arguments,
     session: &'a mut Session,
     data: &'a mut Dataset,
-    also: Also<'a, 'b>,
+    /// Another plan is looked for.
+    replan: Option<Replan<'b>>,
     /// This rank speaks for all.
     leads: bool,
     bar: ProgressBar,
@@ -113,14 +119,14 @@ impl Steps<'_, '_> {
 
     /// Looks for another plan if that is due; whether the run goes on.
     fn replan(&mut self, done: u32) -> Result<bool> {
-        let Also { fastest, replan, .. } = &mut self.also;
-        let Some(replan) = replan.as_mut().filter(|replan| replan.is_due(done)) else {
+        let Some(replan) = self.replan.as_mut().filter(|replan| replan.is_due(done)) else {
             return Ok(true);
         };
         self.is_cold = true;
-        match self.bar.suspend(|| replan.refine(self.session, &mut self.course.measured)) {
+        let Course { measured, fastest, .. } = &mut self.course;
+        match self.bar.suspend(|| replan.refine(self.session, measured)) {
             Ok(false) => {}
-            Ok(true) => fastest.iter_mut().for_each(|fastest| **fastest = FastestStep::default()),
+            Ok(true) => fastest.iter_mut().for_each(|fastest| *fastest = FastestStep::default()),
             // Parameters and state are not all in their places.
             Err(error) if self.session.has_failed() => return Err(error),
             Err(error) => {
@@ -136,9 +142,8 @@ impl Steps<'_, '_> {
         let arguments = self.arguments;
         let start = Instant::now();
         let is_last = done + 1 == arguments.steps;
-        let Course { measured, .. } = &mut self.course;
+        let Course { measured, fastest, .. } = &mut self.course;
         let counts = !std::mem::take(&mut self.is_cold) || is_last && measured.steps.is_empty();
-        let fastest = &mut self.also.fastest;
         let stepped = self.session.step_timed(self.data, &mut |executed| {
             if counts {
                 measured.add(&executed);
@@ -167,7 +172,7 @@ impl Steps<'_, '_> {
         };
         self.course.loss = Some(loss);
         let seconds = start.elapsed().as_secs_f64();
-        if let Some(fastest) = &mut self.also.fastest {
+        if let Some(fastest) = &mut self.course.fastest {
             let longest = self.session.largest(seconds).map_err(|error| lost(arguments, error))?;
             fastest.end(counts, longest);
         }
@@ -224,7 +229,7 @@ impl Steps<'_, '_> {
 
     /// What was moved since the last time, if tensors are placed during the run.
     fn moved(&mut self) -> Option<Moved> {
-        self.session.take_figures().and_then(|figures| self.also.placed.add(&figures))
+        self.session.take_figures().and_then(|figures| self.course.placed.add(&figures))
     }
 
     /// Evaluates and shows that; whether the run goes on.

@@ -361,6 +361,7 @@ impl Executable {
         Ok(lanes.wait(way, self.numbers[id.index()].load(Ordering::Relaxed))?)
     }
 
+    /// Executes one step, of which `act` does what takes time.
     fn execute(
         &self,
         slab: &mut Slab,
@@ -373,9 +374,8 @@ impl Executable {
             slab.bytes(),
             self.slab
         );
-        let base = slab.base();
         let step = Run {
-            base,
+            base: slab.base(),
             fault: &self.fault,
             seed: settings.seed,
             step: settings.step,
@@ -383,7 +383,7 @@ impl Executable {
             learning_rate: settings.learning_rate as f32,
             link: self.link.as_ref().map(|(link, first)| (&**link, *first)),
         };
-        let (step, slab, overlaps) = (&step, &*slab, self.overlaps());
+        let (step, slab) = (&step, &*slab);
         if let Some((placement, turn)) = &self.placement {
             lock(placement).begin(*turn)?;
         }
@@ -393,36 +393,7 @@ impl Executable {
                 if step.fault.is_cut_off() {
                     break;
                 }
-                match op {
-                    Op::Call(compiled) => {
-                        let micro_batch = self.number_of(compiled.micro_batch);
-                        let run = Run { micro_batch, ..*step };
-                        act(Doing::Call(&compiled.predicted, &compiled.kernel, &run), slab)?;
-                    }
-                    Op::Placed(predicted, micro_batch, call) => {
-                        let run = Run { micro_batch: self.number_of(*micro_batch), ..*step };
-                        let (placement, _) = self.placement.as_ref().ok_or(StepError::NoLanes)?;
-                        act(Doing::Layout(call, placement), slab)?;
-                        let mut placed = lock(placement);
-                        call.with_kernel(&placed, |kernel| {
-                            act(Doing::Call(predicted, kernel, &run), slab)
-                        })??;
-                        placed.release(&call.operands, call.phase)?;
-                    }
-                    Op::End(end) => act(Doing::End(end, step), slab)?,
-                    Op::Start(start) => {
-                        self.start(slab, start)?;
-                        if !overlaps {
-                            let &Start { way, lane, id, .. } = start;
-                            act(Doing::Wait { way, lane, id }, slab)?;
-                        }
-                    }
-                    // Without overlap, nothing is in flight any more.
-                    &Op::Wait(way, lane, id) if overlaps => {
-                        act(Doing::Wait { way, lane, id }, slab)?
-                    }
-                    Op::Wait(..) => {}
-                }
+                self.execute_op(op, step, slab, &mut act)?;
             }
             Ok(())
         });
@@ -436,6 +407,49 @@ impl Executable {
         if let Some((placement, _)) = &self.placement {
             lock(placement).end()?;
         }
+        self.take_fault()
+    }
+
+    /// Executes one instruction, of which `act` does what takes time.
+    fn execute_op(
+        &self,
+        op: &Op,
+        step: &Run<'_>,
+        slab: &Slab,
+        act: &mut impl FnMut(Doing<'_>, &Slab) -> Result<(), StepError>,
+    ) -> Result<(), StepError> {
+        match op {
+            Op::Call(compiled) => {
+                let run = Run { micro_batch: self.number_of(compiled.micro_batch), ..*step };
+                act(Doing::Call(&compiled.predicted, &compiled.kernel, &run), slab)
+            }
+            Op::Placed(predicted, micro_batch, call) => {
+                let run = Run { micro_batch: self.number_of(*micro_batch), ..*step };
+                let (placement, _) = self.placement.as_ref().ok_or(StepError::NoLanes)?;
+                act(Doing::Layout(call, placement), slab)?;
+                let mut placed = lock(placement);
+                call.with_kernel(&placed, |kernel| {
+                    act(Doing::Call(predicted, kernel, &run), slab)
+                })??;
+                placed.release(&call.operands, call.phase)
+            }
+            Op::End(end) => act(Doing::End(end, step), slab),
+            Op::Start(start) => {
+                self.start(slab, start)?;
+                if !self.overlaps() {
+                    let &Start { way, lane, id, .. } = start;
+                    act(Doing::Wait { way, lane, id }, slab)?;
+                }
+                Ok(())
+            }
+            // Without overlap, nothing is in flight any more.
+            Op::Wait(..) if !self.overlaps() => Ok(()),
+            &Op::Wait(way, lane, id) => act(Doing::Wait { way, lane, id }, slab),
+        }
+    }
+
+    /// The fault that a kernel raised in the step, if any did.
+    fn take_fault(&self) -> Result<(), StepError> {
         match self.fault.take() {
             Some(kernels::Fault::Index) => Err(StepError::Index),
             Some(kernels::Fault::Link) => {

@@ -11,7 +11,7 @@ use tightfit::operator::QUERY_BLOCK;
 use crate::kernels::matmul::{Matrix, product};
 use crate::kernels::operands::Workspace;
 use crate::kernels::parts;
-use crate::kernels::tensor::{Raw, Typed};
+use crate::kernels::tensor::{Raw, Tensor, Typed};
 use crate::kernels::{Kernel, KernelError, Operands, float_bytes, math, shaped, tasks, typed};
 
 /// Rows of queries whose scores are held at a time.
@@ -106,9 +106,9 @@ impl Shape {
     ///
     /// # Safety
     /// The indices lie within the mask.
-    unsafe fn add_mask(&self, base: *mut u8, [batch, head, query]: [usize; 3], scores: &mut [f32]) {
+    unsafe fn add_mask(&self, base: *mut u8, query: [usize; 3], scores: &mut [f32]) {
         let Some(mask) = &self.mask else { return };
-        let row = batch * mask.strides[0] + head * mask.strides[1] + query * mask.strides[2];
+        let row = row(mask, query);
         for (key, score) in scores.iter_mut().enumerate() {
             // SAFETY: the caller's promise.
             *score += unsafe { mask.raw(base).read(row + key * mask.strides[3]) };
@@ -119,6 +119,65 @@ impl Shape {
     fn visible(&self, first: usize, rows: usize) -> usize {
         if self.causal { (first + rows).min(self.keys) } else { self.keys }
     }
+
+    /// The queries of a head in blocks, in order.
+    fn blocks(&self) -> impl Iterator<Item = Block> {
+        (0..self.queries).step_by(BLOCK).map(move |first| {
+            let rows = BLOCK.min(self.queries - first);
+            Block { first, rows, keys: self.visible(first, rows) }
+        })
+    }
+
+    /// The scores of a block as a matrix, a row for each query.
+    fn matrix(&self, scores: Raw<f32>, block: Block) -> Matrix {
+        Matrix {
+            data: scores.0,
+            rows: block.rows,
+            columns: block.keys,
+            row_stride: self.keys,
+            column_stride: 1,
+        }
+    }
+
+    /// A row of a block's scores: those of the keys that the query sees, and the hidden ones.
+    ///
+    /// # Safety
+    /// The block lies in valid memory, and no other code accesses the row meanwhile.
+    unsafe fn row<'a>(
+        &self,
+        scores: Raw<f32>,
+        block: Block,
+        row: usize,
+    ) -> (&'a mut [f32], &'a mut [f32]) {
+        let seen = self.visible(block.first + row, 1);
+        // SAFETY: the caller's promise.
+        unsafe { scores.slice_mut(row * self.keys, block.keys) }.split_at_mut(seen)
+    }
+}
+
+/// Queries whose scores are held at the same time, and how many keys the last of them sees.
+#[derive(Clone, Copy)]
+struct Block {
+    first: usize,
+    rows: usize,
+    keys: usize,
+}
+
+impl Block {
+    /// Its queries' rows of a head.
+    fn queries(self, head: Matrix) -> Matrix {
+        head.row_block(self.first, self.rows)
+    }
+
+    /// Its keys' rows of a head.
+    fn keys(self, head: Matrix) -> Matrix {
+        head.row_block(0, self.keys)
+    }
+}
+
+/// Where a query's row begins in a tensor [batch, heads, queries, …].
+fn row(tensor: &Tensor, [batch, head, query]: [usize; 3]) -> usize {
+    batch * tensor.strides[0] + head * tensor.strides[1] + query * tensor.strides[2]
 }
 
 /// One head of a tensor [batch, heads, length, size] as a matrix.
@@ -139,44 +198,26 @@ pub(super) fn forward(operands: &Operands, threads: usize) -> Result<Kernel, Ker
         shape.for_each_head(run.base, 1, |b, h, scores| {
             let at = |tensor: &Typed<f32>| head(tensor, run.base, b, h);
             let (q, k, v, out) = (at(&q), at(&k), at(&v), at(&out));
-            for first in (0..shape.queries).step_by(BLOCK) {
-                let rows = BLOCK.min(shape.queries - first);
-                let keys = shape.visible(first, rows);
-                let block = Matrix {
-                    data: scores.0,
-                    rows,
-                    columns: keys,
-                    row_stride: shape.keys,
-                    column_stride: 1,
-                };
+            for block in shape.blocks() {
+                let p = shape.matrix(scores, block);
                 // SAFETY: the block lies in this thread's slice of the workspace, the heads'
                 // matrices in their tensors; a head's output belongs to this task alone.
                 unsafe {
-                    product(
-                        block,
-                        false,
-                        shape.scale,
-                        q.row_block(first, rows),
-                        k.row_block(0, keys).transposed(),
-                        1,
-                    );
-                    for row in 0..rows {
-                        let seen = shape.visible(first + row, 1);
-                        let (row_scores, hidden) =
-                            scores.slice_mut(row * shape.keys, keys).split_at_mut(seen);
-                        shape.add_mask(run.base, [b, h, first + row], row_scores);
-                        let most = math::largest(row_scores);
-                        let total = math::exp_shifted(row_scores, 1.0, most);
-                        math::scale(row_scores, 1.0 / total);
+                    product(p, false, shape.scale, block.queries(q), block.keys(k).transposed(), 1);
+                    for i in 0..block.rows {
+                        let query = [b, h, block.first + i];
+                        let (seen, hidden) = shape.row(scores, block, i);
+                        shape.add_mask(run.base, query, seen);
+                        let most = math::largest(seen);
+                        let total = math::exp_shifted(seen, 1.0, most);
+                        math::scale(seen, 1.0 / total);
                         hidden.fill(0.0);
                         if let Some(logsumexp) = &logsumexp {
-                            let at = b * logsumexp.strides[0]
-                                + h * logsumexp.strides[1]
-                                + (first + row) * logsumexp.strides[2];
+                            let at = row(logsumexp, query);
                             logsumexp.raw(run.base).write(at, most + total.ln());
                         }
                     }
-                    product(out.row_block(first, rows), false, 1.0, block, v.row_block(0, keys), 1);
+                    product(block.queries(out), false, 1.0, p, block.keys(v), 1);
                 }
             }
         });
@@ -207,71 +248,26 @@ pub(super) fn backward(operands: &Operands, threads: usize) -> Result<Kernel, Ke
             unsafe {
                 clear(dk);
                 clear(dv);
-                for first in (0..shape.queries).step_by(BLOCK) {
-                    let rows = BLOCK.min(shape.queries - first);
-                    let keys = shape.visible(first, rows);
-                    let block = |data| Matrix {
-                        data,
-                        rows,
-                        columns: keys,
-                        row_stride: shape.keys,
-                        column_stride: 1,
-                    };
-                    let (p, dp) = (block(scores.0), block(gradients.0));
-                    product(
-                        p,
-                        false,
-                        shape.scale,
-                        q.row_block(first, rows),
-                        k.row_block(0, keys).transposed(),
-                        1,
-                    );
-                    product(
-                        dp,
-                        false,
-                        1.0,
-                        gradient.row_block(first, rows),
-                        v.row_block(0, keys).transposed(),
-                        1,
-                    );
-                    for row in 0..rows {
-                        let seen = shape.visible(first + row, 1);
-                        let at = b * logsumexp.strides[0]
-                            + h * logsumexp.strides[1]
-                            + (first + row) * logsumexp.strides[2];
-                        let shift = logsumexp.raw(run.base).read(at);
-                        let (p, hidden_p) =
-                            scores.slice_mut(row * shape.keys, keys).split_at_mut(seen);
-                        let (dp, hidden_dp) =
-                            gradients.slice_mut(row * shape.keys, keys).split_at_mut(seen);
-                        shape.add_mask(run.base, [b, h, first + row], p);
-                        math::softmax_gradient(
-                            p,
-                            dp,
-                            shift,
-                            row_dot(gradient, out, first + row),
-                            shape.scale,
-                        );
+                for block in shape.blocks() {
+                    let [p, dp] = [scores, gradients].map(|of| shape.matrix(of, block));
+                    let [block_q, block_gradient] = [q, gradient].map(|of| block.queries(of));
+                    let [seen_k, seen_v] = [k, v].map(|of| block.keys(of));
+                    product(p, false, shape.scale, block_q, seen_k.transposed(), 1);
+                    product(dp, false, 1.0, block_gradient, seen_v.transposed(), 1);
+                    for i in 0..block.rows {
+                        let query = [b, h, block.first + i];
+                        let shift = logsumexp.raw(run.base).read(row(&logsumexp, query));
+                        let (p, hidden_p) = shape.row(scores, block, i);
+                        let (dp, hidden_dp) = shape.row(gradients, block, i);
+                        shape.add_mask(run.base, query, p);
+                        let total = row_dot(gradient, out, block.first + i);
+                        math::softmax_gradient(p, dp, shift, total, shape.scale);
                         hidden_p.fill(0.0);
                         hidden_dp.fill(0.0);
                     }
-                    product(
-                        dv.row_block(0, keys),
-                        true,
-                        1.0,
-                        p.transposed(),
-                        gradient.row_block(first, rows),
-                        1,
-                    );
-                    product(dq.row_block(first, rows), false, 1.0, dp, k.row_block(0, keys), 1);
-                    product(
-                        dk.row_block(0, keys),
-                        true,
-                        1.0,
-                        dp.transposed(),
-                        q.row_block(first, rows),
-                        1,
-                    );
+                    product(block.keys(dv), true, 1.0, p.transposed(), block_gradient, 1);
+                    product(block.queries(dq), false, 1.0, dp, seen_k, 1);
+                    product(block.keys(dk), true, 1.0, dp.transposed(), block_q, 1);
                 }
             }
         });

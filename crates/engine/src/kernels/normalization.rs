@@ -110,26 +110,17 @@ pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
     Ok(Box::new(move |run| {
         let (dy_data, x_data) = (dy.raw(run.base), x.raw(run.base));
         let (mean, rstd) = (mean.raw(run.base), rstd.raw(run.base));
-        let sums: Raw<f32> = workspace.raw(run.base);
         let output =
             |tensor: &Option<Typed<f32>>| tensor.as_ref().map(|tensor| tensor.raw(run.base));
-        let (dx, dweight, dbias) = (output(&dx), output(&dweight), output(&dbias));
+        let dx = output(&dx);
+        let outputs = [output(&dweight), output(&dbias)];
+        let sums = BlockSums { outputs, workspace: workspace.raw(run.base), blocks, len };
         // SAFETY: a contiguous vector of the row's length.
         let weight = weight.as_ref().map(|weight| unsafe { weight.raw(run.base).slice(0, len) });
-        // One pass over the rows gives dx and, block by block, the sums for weight and bias; a
-        // single block sums into the outputs themselves.
-        let alone = blocks == 1;
+        // One pass over the rows gives dx and, block by block, the sums for weight and bias.
         tasks::for_each(blocks, len.saturating_mul(2 * block), |part| {
-            let place = |slot: usize, output: Option<Raw<f32>>| {
-                let target =
-                    if alone { output } else { Some(sums.shifted((part * 2 + slot) * len)) };
-                // SAFETY: a task owns its rows of the workspace, or is the only one.
-                target
-                    .filter(|_| output.is_some())
-                    .map(|target| unsafe { target.slice_mut(0, len) })
-            };
-            let (mut dw, mut db) = (place(0, dweight), place(1, dbias));
-            dw.iter_mut().chain(&mut db).for_each(|sum| sum.fill(0.0));
+            // SAFETY: a task owns its block.
+            let [mut dw, mut db] = unsafe { sums.begin(part) };
             for i in part * block..((part + 1) * block).min(count) {
                 // SAFETY: rows are disjoint.
                 unsafe {
@@ -154,15 +145,55 @@ pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
                 }
             }
         });
-        for (slot, output) in [dweight, dbias].into_iter().enumerate().filter(|_| !alone) {
+        // SAFETY: the tasks are done.
+        unsafe { sums.add_up() };
+    }))
+}
+
+/// The sums for weight and bias, each if it is used, by blocks of rows. A single block sums into
+/// the outputs themselves, several ones into the workspace.
+struct BlockSums {
+    outputs: [Option<Raw<f32>>; 2],
+    workspace: Raw<f32>,
+    blocks: usize,
+    len: usize,
+}
+
+impl BlockSums {
+    /// The sums of a block, which are zero at first.
+    ///
+    /// # Safety
+    /// Outputs and workspace lie in valid memory, and no other code accesses the block meanwhile.
+    unsafe fn begin<'a>(&self, block: usize) -> [Option<&'a mut [f32]>; 2] {
+        [0, 1].map(|slot| {
+            let output = self.outputs[slot]?;
+            let target = if self.blocks == 1 { output } else { self.partial(block, slot) };
+            // SAFETY: the caller's promise.
+            let sum = unsafe { target.slice_mut(0, self.len) };
+            sum.fill(0.0);
+            Some(sum)
+        })
+    }
+
+    /// Adds up the sums of all blocks, in order.
+    ///
+    /// # Safety
+    /// Outputs and workspace lie in valid memory, and no other code accesses them meanwhile.
+    unsafe fn add_up(&self) {
+        for (slot, output) in self.outputs.into_iter().enumerate().filter(|_| self.blocks > 1) {
             let Some(output) = output else { continue };
-            // SAFETY: the tasks are done.
-            let total = unsafe { output.slice_mut(0, len) };
+            // SAFETY: the caller's promise.
+            let total = unsafe { output.slice_mut(0, self.len) };
             total.fill(0.0);
-            for part in 0..blocks {
+            for block in 0..self.blocks {
                 // SAFETY: as above.
-                math::accumulate(unsafe { sums.slice((part * 2 + slot) * len, len) }, total);
+                math::accumulate(unsafe { self.partial(block, slot).slice(0, self.len) }, total);
             }
         }
-    }))
+    }
+
+    /// Where the sum of one of several blocks lies.
+    fn partial(&self, block: usize, slot: usize) -> Raw<f32> {
+        self.workspace.shifted((block * 2 + slot) * self.len)
+    }
 }

@@ -3,6 +3,7 @@
 //! the data that the page carries.
 
 mod data;
+mod frontier;
 mod lanes;
 mod modules;
 mod plot;
@@ -16,7 +17,7 @@ use crate::axis::{duration, escape, grouped};
 use crate::course::Course;
 use crate::frontier::FrontierPoint;
 use crate::role::Role;
-use crate::savings::savings;
+use crate::savings::{Saving, savings};
 use crate::stack::{Scale, present};
 use crate::trace::Trace;
 use crate::words;
@@ -81,11 +82,35 @@ type Side<'a> = (String, &'a str, &'a Course<'a>);
 /// The report as HTML.
 pub fn page(report: &Report<'_>) -> String {
     let sides = report.sides();
-    let courses: Vec<&Course<'_>> = sides.iter().map(|(_, _, course)| *course).collect();
-    let scale = Scale::of(courses.iter().copied());
+    let saved: Vec<Vec<Saving>> =
+        report.planned.iter().map(|plan| savings(report.unplanned, plan.course)).collect();
+    let mut html = String::new();
+    opening(&mut html, report);
+    facts(&mut html, report);
+    memory_section(&mut html, &sides, report.reserve);
+    peaks_section(&mut html, &sides, report, &saved);
+    html.push_str(&modules::section(&sides));
+    let several = report.planned.len() > 1;
+    for (Planned { name, course }, rows) in report.planned.iter().zip(&saved) {
+        html.push_str(&tables::savings(course, several.then_some(name), rows));
+    }
+    html.push_str(&frontier::section(report));
+    if let (Some(measured), Some((_, _, course))) = (&report.measured, sides.last()) {
+        html.push_str(&plot::measured_section(course, measured));
+    }
+    let _ = write!(
+        html,
+        "</main>\n<script type=\"application/json\" \
+         id=\"data\">{}</script>\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n",
+        data::embedded(report, &sides)
+    );
+    html
+}
+
+/// The page's head, its title, and what it is about.
+fn opening(html: &mut String, report: &Report<'_>) {
     let graph = report.unplanned.graph;
     let title = escape(&format!("{}: memory of one training step", graph.name()));
-    let mut html = String::new();
     let _ = write!(
         html,
         r#"<!DOCTYPE html>
@@ -113,20 +138,35 @@ pub fn page(report: &Report<'_>) -> String {
         escape(report.machine),
         grouped(report.unplanned.calls.len() as u64),
     );
-    facts(&mut html, report);
+}
+
+/// Memory over each course, to one scale.
+fn memory_section(html: &mut String, sides: &[Side<'_>], reserve: Bytes) {
+    let courses: Vec<&Course<'_>> = sides.iter().map(|(_, _, course)| *course).collect();
+    let scale = Scale::of(courses.iter().copied());
     html.push_str(
         "<section aria-labelledby=\"memory\">\n<h2 id=\"memory\">Memory over the step</h2>\n",
     );
-    legend(&mut html, &present(&courses));
-    for (key, name, course) in &sides {
-        html.push_str(&plot::memory(key, name, course, &scale, report.reserve));
+    legend(html, &present(&courses));
+    for (key, name, course) in sides {
+        html.push_str(&plot::memory(key, name, course, &scale, reserve));
     }
     html.push_str(INSTANT);
+    html.push_str("</section>\n");
+}
+
+/// What is held at each course's peak, and what each plan saves and costs.
+fn peaks_section(
+    html: &mut String,
+    sides: &[Side<'_>],
+    report: &Report<'_>,
+    saved: &[Vec<Saving>],
+) {
     html.push_str(
-        "</section>\n<section aria-labelledby=\"peaks\">\n<h2 id=\"peaks\">Where it \
-        peaks</h2>\n<div class=\"pair\">\n",
+        "<section aria-labelledby=\"peaks\">\n<h2 id=\"peaks\">Where it peaks</h2>\n<div \
+         class=\"pair\">\n",
     );
-    for (_, name, course) in &sides {
+    for (_, name, course) in sides {
         let _ = write!(html, "<div><h3>{}</h3>", escape(name));
         for sentence in words::peak(course) {
             let _ = write!(html, "<p>{}</p>", escape(&sentence));
@@ -135,29 +175,12 @@ pub fn page(report: &Report<'_>) -> String {
     }
     html.push_str("</div>\n");
     let several = report.planned.len() > 1;
-    let saved: Vec<_> =
-        report.planned.iter().map(|plan| savings(report.unplanned, plan.course)).collect();
-    for (Planned { name, course }, rows) in report.planned.iter().zip(&saved) {
+    for (Planned { name, course }, rows) in report.planned.iter().zip(saved) {
         let of = if several { format!("{name}: ") } else { String::new() };
         let price = of + &words::price(report.unplanned, course, rows);
         let _ = writeln!(html, "<p>{}</p>", escape(&price));
     }
     html.push_str("</section>\n");
-    html.push_str(&modules::section(&sides));
-    for (Planned { name, course }, rows) in report.planned.iter().zip(&saved) {
-        html.push_str(&tables::savings(course, several.then_some(name), rows));
-    }
-    html.push_str(&plot::frontier_section(report));
-    if let (Some(measured), Some((_, _, course))) = (&report.measured, sides.last()) {
-        html.push_str(&plot::measured_section(course, measured));
-    }
-    let _ = write!(
-        html,
-        "</main>\n<script type=\"application/json\" \
-         id=\"data\">{}</script>\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n",
-        data::embedded(report, &sides)
-    );
-    html
 }
 
 /// Elements that the script fills in; without it, everything else can still be read.

@@ -5,29 +5,31 @@ use std::fmt::Write;
 
 use tightfit::units::{Bytes, Seconds};
 
-use super::{Measured, Report, lanes, tables};
-use crate::axis::{duration, escape, moments, percents, ticks};
+use super::{Measured, lanes, tables};
+use crate::axis::{duration, escape, moments, ticks};
 use crate::course::Course;
-use crate::frontier::FrontierPoint;
 use crate::stack::{SIDE, Scale, areas, outline};
 
 /// Most moments marked along the time axis.
 const MOMENTS: u32 = 5;
 
 /// A drawing with labels along two of its edges, each at a share of it.
-struct Frame {
+pub struct Frame {
     /// Elements of the drawing, in inner coordinates.
-    shapes: String,
-    vertical: Vec<(f64, String)>,
-    horizontal: Vec<(f64, String)>,
+    pub shapes: String,
+    /// The labels on the left.
+    pub vertical: Vec<(f64, String)>,
+    /// The labels below it.
+    pub horizontal: Vec<(f64, String)>,
     /// Text for a screen reader.
-    label: String,
+    pub label: String,
     /// Its key in the script.
-    key: String,
+    pub key: String,
 }
 
 impl Frame {
-    fn html(&self) -> String {
+    /// The drawing with its labels.
+    pub fn html(&self) -> String {
         let mut html =
             String::from("<div class=\"frame\"><div class=\"vertical\" aria-hidden=\"true\">");
         let mut grid = String::new();
@@ -141,116 +143,6 @@ pub fn memory(key: &str, name: &str, course: &Course<'_>, scale: &Scale, reserve
         frame.html(),
         lanes::strip(key, course, scale)
     )
-}
-
-/// Time over budget, with the bound, as a plot and as a table.
-pub fn frontier_section(report: &Report<'_>) -> String {
-    let mut points = report.frontier.to_vec();
-    if points.is_empty() {
-        return String::new();
-    }
-    points.sort_by_key(|point| point.budget);
-    let own: Vec<FrontierPoint> = report
-        .planned
-        .iter()
-        .map(|plan| FrontierPoint {
-            budget: plan.course.budget + report.reserve,
-            overhead: plan.course.seconds.0 / report.unplanned.seconds.0.max(f64::MIN_POSITIVE)
-                - 1.0,
-            bound: None,
-        })
-        .collect();
-    let all = || points.iter().chain(&own);
-    let (low, high) = all().fold((f64::MAX, 0.0), |(low, high): (f64, f64), point| {
-        (low.min(point.budget.0 as f64), high.max(point.budget.0 as f64))
-    });
-    let margin = if high > low { (high - low) * 0.04 } else { high.max(1.0) * 0.1 };
-    let (low, high) = ((low - margin).max(0.0), high + margin);
-    let slowest = all().map(|point| point.overhead).fold(0.0, f64::max);
-    let top = if slowest > 1e-6 { slowest * 1.1 } else { 0.01 };
-    let x = |point: &FrontierPoint| (point.budget.0 as f64 - low) / (high - low) * f64::from(SIDE);
-    let y = |share: f64| (1.0 - share.max(0.0) / top) * f64::from(SIDE);
-    let line = |places: &[(f64, f64)]| -> String {
-        places
-            .iter()
-            .enumerate()
-            .map(|(index, (x, y))| format!("{}{x:.1} {y:.1}", if index == 0 { 'M' } else { 'L' }))
-            .collect()
-    };
-    let dots = |places: &[(f64, f64)]| -> String {
-        places.iter().map(|(x, y)| format!("M{x:.1} {y:.1}h0")).collect()
-    };
-    let plans: Vec<(f64, f64)> = points.iter().map(|point| (x(point), y(point.overhead))).collect();
-    let bounds: Vec<(f64, f64)> =
-        points.iter().filter_map(|point| Some((x(point), y(point.bound?)))).collect();
-    let mut shapes = format!(
-        "<path class=\"line\" d=\"{}\"/><path class=\"dots\" d=\"{}\"/>",
-        line(&plans),
-        dots(&plans)
-    );
-    let mut key = "<i class=\"dot\"></i>a plan".to_string();
-    if !bounds.is_empty() {
-        let _ = write!(shapes, "<path class=\"limit\" d=\"{}\"/>", line(&bounds));
-        key.push_str(
-            " <span class=\"key\"><svg viewBox=\"0 0 24 4\" aria-hidden=\"true\"><path \
-            class=\"limit\" d=\"M0 2H24\"/></svg>no schedule is faster</span>",
-        );
-    }
-    if !own.is_empty() {
-        let places: Vec<_> = own.iter().map(|own| (x(own), y(own.overhead))).collect();
-        let _ = write!(shapes, "<path class=\"own\" d=\"{}\"/>", dots(&places));
-        let whose = if own.len() > 1 { "these plans" } else { "this plan" };
-        let _ = write!(key, " <span class=\"key\"><i class=\"dot own\"></i>{whose}</span>");
-    }
-    let byte_ticks = ticks(low, high)
-        .into_iter()
-        .map(|bytes| ((bytes.0 as f64 - low) / (high - low), bytes.to_string()));
-    let frame = Frame {
-        shapes,
-        vertical: percents(top)
-            .into_iter()
-            .map(|share| (share / top, format!("{} %", tables::short(share * 100.0))))
-            .collect(),
-        horizontal: byte_ticks.collect(),
-        label: "Time by budget; the table below has the numbers".to_string(),
-        key: String::new(),
-    };
-    format!(
-        "<section aria-labelledby=\"frontier\">\n<h2 id=\"frontier\">Time by \
-         budget</h2>\n<p>{}</p>\n<figure>\n<figcaption>{key}</figcaption>\n\
-         {}</figure>\n{}</section>\n",
-        escape(&summary(report, &points)),
-        frame.html(),
-        tables::frontier(&points)
-    )
-}
-
-fn summary(report: &Report<'_>, points: &[FrontierPoint]) -> String {
-    let peak = report.unplanned.peak.0.max(1) as f64;
-    let share = |point: &FrontierPoint| {
-        format!(
-            "{} ({:.0} % of the unplanned peak)",
-            point.budget,
-            point.budget.0 as f64 / peak * 100.0
-        )
-    };
-    let mut text = String::from("The additional time of a step, by budget.");
-    if let Some(cheap) = points
-        .iter()
-        .find(|point| point.overhead < 0.01)
-        .filter(|cheap| cheap.budget < report.unplanned.peak)
-    {
-        let _ = write!(text, " {} costs less than 1 % more time.", share(cheap));
-    }
-    if let Some(least) = points.first() {
-        let _ = write!(
-            text,
-            " The smallest budget that the planner reached is {}, at {:+.1} % of time.",
-            share(least),
-            least.overhead * 100.0
-        );
-    }
-    text
 }
 
 /// Predicted and measured, over time and by operator.

@@ -1,11 +1,12 @@
 //! The run of one rank. Invariant: what all ranks decide alike they decide from what all of them
 //! were told; the first one, which knows what was chosen, speaks for all.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use tightfit::exit::Exit;
 use tightfit_engine::transport::Link;
-use tightfit_engine::{Dataset, Evaluation, FastestStep, Session, weights};
+use tightfit_engine::{Dataset, Evaluation, Session, weights};
 
 use super::figures::Figures;
 use super::report::Outcome;
@@ -14,7 +15,6 @@ use super::{Transport, trace};
 use crate::exit_code::ExitCode;
 use crate::failure::{Context, Result};
 use crate::train::ending::{Ending, said};
-use crate::train::placement::Placed;
 use crate::train::resident::Resident;
 use crate::train::run::Course;
 use crate::train::{Arguments, run};
@@ -39,70 +39,88 @@ pub fn run(
             false => code,
         });
     }
-    let begun = session.next_step;
-    let mut fastest = arguments.trace.as_ref().map(|_| FastestStep::default());
-    let mut placed = Placed::default();
-    let also = run::Also { fastest: fastest.as_mut(), replan: None, placed: &mut placed };
-    let mut course = run::run(arguments, &mut session, &mut data, also)?;
-    let stepped = session.next_step > begun;
+    let mut course = run::run(arguments, &mut session, &mut data, None)?;
     let is_over = session.any(!matches!(course.ending, Ending::InOrder))?;
     let signal = signal_of_any(&session)?;
     let is_interrupted = signal != 0;
     let evaluation = match is_over || is_interrupted {
         true => None,
-        false => evaluate(arguments, &mut session, &mut data, stepped, &mut course)?,
+        false => evaluate(arguments, &mut session, &mut data, &mut course)?,
     };
     // All ranks have the same losses.
     let is_good = match course.ending {
         Ending::NotFinite(_) => false,
-        Ending::Failed(_) => stepped,
-        Ending::InOrder => stepped || !(is_over || is_interrupted),
+        Ending::Failed(_) => course.stepped,
+        Ending::InOrder => course.stepped || !(is_over || is_interrupted),
     };
-    let path = arguments.save.as_deref().filter(|_| is_good);
-    if let Some(path) = path {
-        let lost = || format!("the weights after step {} could not be saved", session.next_step);
+    let saved = arguments.save.as_deref().filter(|_| is_good);
+    let done = session.next_step;
+    if let Some(path) = saved {
+        let lost = || format!("the weights after step {done} could not be saved");
         weights::save(path, &session, &step.name).with_context(lost)?;
     }
-    let done = session.next_step;
-    let rest = || -> Result<()> {
-        let processes = processes(&session, arguments.ranks.transport, resident.now())?;
-        if let (Some(path), Some(fastest)) = (&arguments.trace, &fastest) {
-            trace::write(path, &session, share, fastest)?;
+    let ended = Ended { session, course, evaluation, resident, saved, is_good, is_interrupted };
+    ended.answer(arguments, share, figures).map_err(|error| match error.exit() {
+        Exit::NotFinite => error,
+        _ => error.context(said(saved, done)),
+    })?;
+    Ok(interrupt::code_of(signal))
+}
+
+/// A run whose weights are saved, if they are to be.
+struct Ended<'a> {
+    session: Session,
+    course: Course,
+    evaluation: Option<Evaluation>,
+    resident: Resident,
+    /// The file that has the weights.
+    saved: Option<&'a Path>,
+    /// The weights are good.
+    is_good: bool,
+    is_interrupted: bool,
+}
+
+impl Ended<'_> {
+    /// Writes the trace; the first rank, which has the figures, answers.
+    fn answer(
+        mut self,
+        arguments: &Arguments,
+        share: &Share,
+        figures: Option<&Figures>,
+    ) -> Result<()> {
+        let processes = processes(&self.session, arguments.ranks.transport, self.resident.now())?;
+        if let (Some(path), Some(fastest)) = (&arguments.trace, &self.course.fastest) {
+            trace::write(path, &self.session, share, fastest)?;
         }
-        if let Ending::Failed(error) = course.ending {
+        if let Ending::Failed(error) = self.course.ending {
             return Err(error);
         }
         // What is written from here on may take the memory that the slab held.
-        session.release();
+        self.session.release();
         if let Some(figures) = figures {
             let outcome = Outcome {
                 figures,
-                measured: &course.measured,
-                loss: course.loss,
-                evaluation,
+                measured: &self.course.measured,
+                loss: self.course.loss,
+                evaluation: self.evaluation,
                 processes,
-                saved: path,
-                steps: done,
-                seed: session.seed,
-                interrupted: is_interrupted,
-                unsaved: !is_good,
-                not_finite: course.not_finite,
+                saved: self.saved,
+                steps: self.session.next_step,
+                seed: self.session.seed,
+                interrupted: self.is_interrupted,
+                unsaved: !self.is_good,
+                not_finite: self.course.not_finite,
             };
             match arguments.json {
                 true => crate::output::answer(outcome.json())?,
                 false => outcome.show()?,
             }
         }
-        match course.ending {
+        match self.course.ending {
             Ending::NotFinite(error) => Err(error.into()),
             Ending::InOrder | Ending::Failed(_) => Ok(crate::output::flush()?),
         }
-    };
-    rest().map_err(|error| match error.exit() == Exit::NotFinite {
-        true => error,
-        false => error.context(said(path, done)),
-    })?;
-    Ok(interrupt::code_of(signal))
+    }
 }
 
 /// Loads the weights from which the run goes on.
@@ -120,10 +138,9 @@ fn evaluate(
     arguments: &Arguments,
     session: &mut Session,
     data: &mut Dataset,
-    stepped: bool,
     course: &mut Course,
 ) -> Result<Option<Evaluation>> {
-    let evaluation = crate::train::evaluation(arguments, session, data, stepped)?;
+    let evaluation = crate::train::evaluation(arguments, session, data, course.stepped)?;
     if let Some(Evaluation { loss, .. }) = evaluation
         && !loss.is_finite()
         && !arguments.keep_going
