@@ -1,8 +1,8 @@
-"""`tightfit.module_info`: statistics of a model's modules, in the form of PyTorch's own tools.
+"""`tightfit.module_info`: statistics of a model's modules, in the form that PyTorch's own tools return.
 
 Invariant: keys and types are those of `torch.distributed._tools.ilp_utils.ModuleInfo`, so `parse_module_info`,
 `sac_milp` and `fsdp_milp` take the result as it is; nothing is computed on the model's tensors, and the model is
-afterwards what it was before.
+left unchanged.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def module_info(
 
     Names begin with the class of the model, as in PyTorch; the root stands for the whole step, the loss included.
     Modules that are never called, such as a `ModuleList`, have no statistics, as in PyTorch. `doc/theory/modules.md`
-    defines every figure, and lists where it departs from PyTorch's.
+    defines every figure, and lists where they differ from PyTorch's.
 
     Raises `ExportError` if the step cannot be captured, and `ProgramError` (an `ExportError`) if the `tightfit` program
     is missing or refuses the machine.
@@ -83,7 +83,7 @@ def module_info(
 
 
 def _stats(written: dict[str, Any]) -> dict[str, Any]:
-    """One module's statistics with exactly the keys of PyTorch's, and a table for its curve."""
+    """One module's statistics with exactly the keys of PyTorch's, its curve as an `OrderedDict`."""
     stats = {key: written[key] for key in FIGURES}
     stats["tradeoff_curve"] = OrderedDict((float(ratio), float(share)) for ratio, share in stats["tradeoff_curve"])
     return stats

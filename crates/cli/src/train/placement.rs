@@ -1,5 +1,5 @@
-//! `--placement`: what decides where persistent tensors lie, and how much had to be moved for that.
-//! Invariant: figures of an iteration are those that its manager of residency counted.
+//! `--placement`: what decides where persistent tensors lie, and how much it moved. Invariant: the
+//! figures of an iteration are those that the residency manager counted.
 
 use std::fmt;
 
@@ -17,21 +17,21 @@ use crate::output;
 /// What decides where parameters, buffers and optimizer state lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Placement {
-    /// The plan, which knows the order of all calls and moves what they need ahead of them
+    /// The plan, which knows the order of all calls and moves what they need before they run
     Planned,
-    /// A manager that learns the order of calls while they run: what is needed comes from the tier,
-    /// and what is needed last goes there if space is short
+    /// A manager that learns the order of calls while they run: it fetches what is needed from the
+    /// tier and, if space is short, sends back what is needed latest
     Auto,
-    /// The same, but everything goes back to the tier after each call: the least that the slab can
-    /// have
+    /// The same, but everything goes back to the tier after each call, so that the slab can be as
+    /// small as possible
     Host,
-    /// The same, but nothing goes: everything fits into the slab, or the run does not begin
+    /// The same, but nothing goes back: everything fits into the slab, or the run does not begin
     Device,
 }
 
 impl Placement {
-    /// What a manager does with tensors that no call computes with; none if the plan says where
-    /// they lie.
+    /// What the manager does with tensors while no call computes with them; `None` if the plan says
+    /// where they lie.
     pub fn policy(self) -> Option<Policy> {
         match self {
             Placement::Planned => None,
@@ -42,21 +42,21 @@ impl Placement {
     }
 }
 
-/// Options that do not go with `--placement`.
+/// Options that contradict `--placement`.
 #[derive(Debug, Error)]
 pub enum Contradiction {
-    /// It needs a plan of all moves.
+    /// The option needs a plan of all moves.
     #[error("{0} needs a plan of everything that moves, which only `--placement planned` has")]
     Plan(&'static str),
     /// There is no place for what does not lie in the slab.
     #[error(
-        "without a plan, parameters and optimizer state come from a tier and go there: name a \
+        "without a plan, parameters and optimizer state come from a tier and go back to it: name a \
          folder for it with `--tier DIR`"
     )]
     Tier,
 }
 
-/// Refuses options that are about a plan of all moves if there is none.
+/// If no plan says what moves, refuses options that need one, and a run without a tier.
 pub fn consistent(arguments: &Arguments) -> Result<(), Contradiction> {
     if arguments.placement == Placement::Planned {
         return Ok(());
@@ -66,7 +66,7 @@ pub fn consistent(arguments: &Arguments) -> Result<(), Contradiction> {
         ("--output", arguments.output.is_some()),
         ("--trace", arguments.trace.is_some()),
     ];
-    if let Some((option, _)) = options.into_iter().find(|&(_, is_asked)| is_asked) {
+    if let Some((option, _)) = options.into_iter().find(|&(_, is_given)| is_given) {
         return Err(Contradiction::Plan(option));
     }
     arguments.tier.as_ref().map_or(Err(Contradiction::Tier), |_| Ok(()))
@@ -79,22 +79,22 @@ pub struct Placed {
     first: Option<Figures>,
     /// The last step.
     last: Figures,
-    /// All iterations of the training and of the evaluation.
+    /// All iterations of the training, and all of the evaluation.
     all: [Iterations; 2],
-    /// The volumes that were last shown of each.
-    shown: [Option<[Bytes; 4]>; 2],
+    /// The volumes that were last added to each of these.
+    volumes: [Option<[Bytes; 4]>; 2],
 }
 
 /// What one step moved, or one evaluation.
 pub struct Moved {
     figures: Figures,
     iterations: u64,
-    /// It moved other volumes than the one before.
+    /// Whether it moved other volumes than the one before.
     pub is_new: bool,
 }
 
 impl Placed {
-    /// Adds what was moved since the last step or the last evaluation.
+    /// Adds what was moved since the previous call; `None` if no iteration ran since.
     pub fn add(&mut self, done: &[Iterations; 2]) -> Option<Moved> {
         let mut moved = None;
         for (graph, iterations) in done.iter().enumerate().filter(|(_, it)| it.count > 0) {
@@ -104,7 +104,7 @@ impl Placed {
             all.figures += figures;
             let Figures { to_device, to_host, dropped, within_device, .. } = figures;
             let volumes = Some([to_device, to_host, dropped, within_device]);
-            let is_new = std::mem::replace(&mut self.shown[graph], volumes) != volumes;
+            let is_new = std::mem::replace(&mut self.volumes[graph], volumes) != volumes;
             if graph == 0 {
                 self.first.get_or_insert(figures);
                 self.last = figures;
@@ -114,12 +114,12 @@ impl Placed {
         moved
     }
 
-    /// Bytes that left the region in the last step, and those that came.
+    /// Bytes that left the region in the last step, and bytes that came back.
     pub fn moved(&self) -> [Bytes; 2] {
         [self.last.to_host, self.last.to_device]
     }
 
-    /// For programs.
+    /// What `train --json` answers as `placement`.
     pub fn json(&self, region: &Region) -> Value {
         let [training, evaluation] = &self.all;
         let policy = match region.policy {
@@ -140,7 +140,7 @@ impl Placed {
         })
     }
 
-    /// For people.
+    /// Prints what the first step and the last one moved.
     pub fn show(&self) -> output::Printed {
         for (name, moved) in [("first", self.first), ("last", self.first.map(|_| self.last))] {
             let Some(Figures { to_device, to_host, layout, eviction, .. }) = moved else {
@@ -149,8 +149,8 @@ impl Placed {
             row!(
                 if name == "first" { "moved" } else { "" },
                 Bytes(to_device.0 + to_host.0),
-                "the {name} step: {to_host} out, {to_device} back; {} until all was \
-                 there, {} of it for evictions",
+                "the {name} step: {to_host} out, {to_device} back; calls waited {}, {} of it for \
+                 evictions",
                 output::milliseconds(layout),
                 output::milliseconds(eviction)
             )?;
@@ -160,7 +160,7 @@ impl Placed {
 }
 
 impl Moved {
-    /// For programs.
+    /// What `train --json` has as `moved` for a step or an evaluation.
     pub fn json(&self) -> Value {
         let mut moved = figures(&self.figures);
         moved["iterations"] = json!(self.iterations);
@@ -168,7 +168,7 @@ impl Moved {
     }
 }
 
-/// For people.
+/// The line of a step or an evaluation.
 impl fmt::Display for Moved {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Figures { to_device, to_host, dropped, layout, eviction, .. } = self.figures;
@@ -181,7 +181,7 @@ impl fmt::Display for Moved {
     }
 }
 
-/// What was moved, for programs.
+/// What was moved, as JSON.
 fn figures(moved: &Figures) -> Value {
     let Seconds(layout) = moved.layout;
     let Seconds(eviction) = moved.eviction;

@@ -1,4 +1,5 @@
-//! Where the time of a run went. Invariant: operators, not nodes, each next to its prediction.
+//! Where the time of a run went. Invariant: each row is an operator, not a node, and its measured
+//! time stands next to the predicted one.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +11,7 @@ use tightfit_engine::Timings;
 use crate::output::Printed;
 use crate::table::{Cell, Table};
 
-/// The time that an operator took in a step, on average.
+/// What an operator took in a step, on average, and what was predicted.
 #[derive(Serialize)]
 pub struct Row<'a> {
     operator: &'a str,
@@ -19,14 +20,14 @@ pub struct Row<'a> {
     predicted_seconds: f64,
 }
 
-/// A row for each operator, those that took most seconds first.
+/// A row for each operator, the slowest first.
 pub fn rows<'a>(graph: &'a Graph, profile: &Profile, measured: &Timings) -> Vec<Row<'a>> {
     let mut rows: BTreeMap<&str, Row> = BTreeMap::new();
     let steps = measured.steps.len().max(1) as f64;
     for (&node, timings) in &measured.nodes {
         let operator = graph.nodes()[node].op.as_str();
-        let none = Row { operator, calls: 0.0, seconds: 0.0, predicted_seconds: 0.0 };
-        let row = rows.entry(operator).or_insert(none);
+        let empty = Row { operator, calls: 0.0, seconds: 0.0, predicted_seconds: 0.0 };
+        let row = rows.entry(operator).or_insert(empty);
         let calls = timings.runs as f64 / steps;
         row.calls += calls;
         row.seconds += timings.seconds / steps;
@@ -39,7 +40,7 @@ pub fn rows<'a>(graph: &'a Graph, profile: &Profile, measured: &Timings) -> Vec<
 
 const HEADS: [&str; 4] = ["operator", "calls", "ms", "predicted"];
 
-/// For people.
+/// Prints the rows as a table.
 pub fn show(rows: &[Row]) -> Printed {
     let rows = rows.iter().map(|&Row { operator, calls, seconds, predicted_seconds }| {
         vec![

@@ -156,7 +156,7 @@ pub enum StepError {
     /// The tier failed, or the bytes read back from it differ from those written.
     #[error(transparent)]
     Tier(#[from] TierError),
-    /// The manager of residency has no space for what a call computes with.
+    /// The residency manager has no space for what a call computes with.
     #[error(transparent)]
     Residency(#[from] ResidencyError),
     /// A tensor that a call computes with is not in the slab: a defect of this program.

@@ -162,7 +162,7 @@ enum Uncompiled {
     Kernel(kernels::KernelError),
 }
 
-/// The part of the step that a node belongs to, in the terms of the manager of residency.
+/// The part of the step that a node belongs to, in the terms of the residency manager.
 fn phase(phase: graph::Phase) -> Phase {
     match phase {
         graph::Phase::Optimizer => Phase::Optimizer,

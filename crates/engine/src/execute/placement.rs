@@ -1,4 +1,4 @@
-//! Persistent tensors where the manager of residency puts them during a run: its moves, carried
+//! Persistent tensors where the residency manager puts them during a run: its moves, carried
 //! out. Invariant: every move passed the manager's judge before it begins; a call that computes
 //! with a tensor has waited for it; and no bytes move out of a place, or into it, before what moved
 //! there earlier has arrived.
@@ -52,7 +52,7 @@ struct Home {
     last: Option<(Way, u64)>,
 }
 
-/// The manager of residency, and the lanes that carry out its moves.
+/// The residency manager, and the lanes that carry out its moves.
 pub(super) struct Placement {
     residency: Residency,
     lanes: Arc<Lanes>,

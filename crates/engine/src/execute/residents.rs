@@ -1,6 +1,6 @@
 //! What stays from step to step: parameters, buffers and state. Invariant: between two steps each
 //! has its last version in every place that it has, in the slab or in the tier, or where the
-//! manager of residency has put it; a reader need not know where that is.
+//! residency manager has put it; a reader need not know where that is.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -57,7 +57,7 @@ pub(super) enum Place {
     Slab(u64),
     /// In the tier.
     Tier(Below),
-    /// Where the manager of residency has put it.
+    /// Where the residency manager has put it.
     Placed(TensorId),
 }
 
@@ -81,7 +81,7 @@ impl Below {
 }
 
 /// All tensors that stay from step to step under a schedule, by name; those of a region lie where
-/// the manager of residency puts them.
+/// the residency manager puts them.
 pub(super) fn residents(
     graph: &Graph,
     schedule: &Schedule,

@@ -1,6 +1,6 @@
 //! A training run: one slab, a tier below it if the schedule moves anything, the compiled step, the
 //! compiled evaluation. Invariant: between two steps parameters and state lie where they always do,
-//! or where the manager of residency has put them; evaluation runs in the memory that training
+//! or where the residency manager has put them; evaluation runs in the memory that training
 //! leaves free.
 
 use std::borrow::Cow;
@@ -80,7 +80,7 @@ impl Session {
         Session::start(step, (training, evaluation), slab, (tier, None), threads, seed)
     }
 
-    /// The same with persistent tensors in a region of the slab, into which a manager of residency
+    /// The same with persistent tensors in a region of the slab, into which a residency manager
     /// brings them from the tier when a call computes with them. The schedules are those of a slab
     /// that has space for all of them, and move nothing.
     pub fn with_region(

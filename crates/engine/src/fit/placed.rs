@@ -21,7 +21,7 @@ use crate::reserve::{Reserve, reserve};
 use crate::residency::{Access, Figures, GraphKey, Phase, Policy, Residency, ResidencyError};
 use crate::step::Step;
 
-/// Bytes that the manager of residency keeps for each tensor, block and chunk.
+/// Bytes that the residency manager keeps for each tensor, block and chunk.
 const BOOKS: Bytes = Bytes(512);
 /// Fractions of what the step as captured takes in addition to its persistent tensors.
 const PARTS: [(u64, u64); 4] = [(1, 4), (1, 2), (3, 4), (1, 1)];
@@ -113,7 +113,7 @@ impl PlacementError {
     }
 }
 
-/// Fits both graphs of a step around a region in which a manager of residency places parameters,
+/// Fits both graphs of a step around a region in which a residency manager places parameters,
 /// buffers and optimizer state by a policy.
 pub fn fit_placed(
     step: &Step,
@@ -125,7 +125,7 @@ pub fn fit_placed(
     let lanes = &task.machine.hierarchy.lanes;
     let route = task.machine.hierarchy.main_route();
     let links = route.map(|route| (lanes[route.out].link, lanes[route.back].link));
-    // The manager of residency moves tensors, not the schedule.
+    // The residency manager moves tensors, not the schedule.
     let machine = Machine { hierarchy: Hierarchy::default(), ..task.machine.clone() };
     let profile = Profile::measured(graph, &machine, seconds);
     let unplanned = tightfit::unplanned(graph, &profile)?;

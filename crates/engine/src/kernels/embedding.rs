@@ -1,14 +1,15 @@
-//! Rows of a table by index, and the sum of gradients back into them. Invariant: an index outside
-//! the table touches no memory; it is reported through [`Run::fault`]. Gradients of equal indices
-//! are added in the order of the indices.
+//! Rows of a table by index, and gradients summed into these rows. Invariant: an index outside the
+//! table touches no memory; it is reported through [`Run::fault`]. Gradients for the same row are
+//! added in the order in which its index occurs.
 
 use crate::kernels::rows::Rows;
 use crate::kernels::tensor::Tensor;
 use crate::kernels::{Fault, Kernel, KernelError, Operands, shaped, tasks};
 
-/// Columns of a task of the backward pass.
+/// Columns that one task of the backward pass computes.
 const COLUMNS: usize = 64;
 
+/// Each index as a row of its own.
 fn indices(tensor: &Tensor) -> Result<Rows, KernelError> {
     Rows::new(tensor, 0)
 }
@@ -23,14 +24,14 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
         )));
     };
     shaped(&out, "the output", &[&index.shape, [width].as_slice()].concat())?;
-    let (from, at, to) =
+    let (from, places, to) =
         (Rows::contiguous(&table, 1)?, indices(&index)?, Rows::contiguous(&out, 1)?);
     Ok(Box::new(move |run| {
         let (table, index, out) = (table.raw(run.base), index.raw(run.base), out.raw(run.base));
         tasks::for_each(to.count, to.len, |i| {
-            // SAFETY: rows of the output are disjoint; the index is checked before it is followed.
+            // SAFETY: rows of the output are disjoint; the index is checked before it is used.
             unsafe {
-                let row = index.read(at.at(i));
+                let row = index.read(places.at(i));
                 let target = out.slice_mut(to.at(i), to.len);
                 match usize::try_from(row).ok().filter(|&row| row < from.count) {
                     Some(row) => target.copy_from_slice(table.slice(from.at(row), from.len)),
@@ -44,15 +45,16 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
     }))
 }
 
-/// out[indices[i]] += gradient[i] if the index is not `padding_idx`; the rest is zero. By
-/// frequency: each gradient is divided by the number of times its index occurs.
+/// out[indices[i]] += gradient[i] if the index is not `padding_idx`; all other rows are zero. With
+/// `scale_grad_by_freq`, each gradient is divided by the number of times its index occurs.
 pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
     let (gradient, index, out) =
         (operands.float(0)?, operands.integer(1)?, operands.float_output(0)?);
     let padding = operands.number(3, "padding_idx")? as i64;
     let by_frequency = operands.flag(4, "scale_grad_by_freq", false);
-    let (from, at, to) = (Rows::new(&gradient, 1)?, indices(&index)?, Rows::contiguous(&out, 1)?);
-    if out.shape.len() != 2 || from.len != to.len || from.count != at.count {
+    let (from, places, to) =
+        (Rows::new(&gradient, 1)?, indices(&index)?, Rows::contiguous(&out, 1)?);
+    if out.shape.len() != 2 || from.len != to.len || from.count != places.count {
         return Err(KernelError::Shapes(format!(
             "embedding gradient of {:?} into {:?}",
             gradient.shape, out.shape
@@ -65,14 +67,13 @@ pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
         tasks::for_each(to.len.div_ceil(COLUMNS), weight, |part| {
             let first = part * COLUMNS;
             let len = COLUMNS.min(to.len - first);
-            // SAFETY: a task owns its columns of the output; the index is checked before it is
-            // followed.
+            // SAFETY: a task owns its columns of the output; the index is checked before its use.
             unsafe {
                 for row in 0..to.count {
                     out.slice_mut(to.at(row) + first, len).fill(0.0);
                 }
-                for i in 0..at.count {
-                    let row = index.read(at.at(i));
+                for i in 0..places.count {
+                    let row = index.read(places.at(i));
                     if row == padding {
                         continue;
                     }
@@ -81,8 +82,9 @@ pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
                         continue;
                     };
                     let share = if by_frequency {
-                        1.0 / (0..at.count).filter(|&j| index.read(at.at(j)) == row as i64).count()
-                            as f32
+                        1.0 / (0..places.count)
+                            .filter(|&j| index.read(places.at(j)) == row as i64)
+                            .count() as f32
                     } else {
                         1.0
                     };

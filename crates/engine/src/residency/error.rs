@@ -1,4 +1,4 @@
-//! Errors that the manager of residency returns in place of moves. Invariant: after an error all
+//! Errors that the residency manager returns in place of moves. Invariant: after an error all
 //! tensors are as they were before the call, except after [`ResidencyError::Refused`], which ends
 //! the run.
 

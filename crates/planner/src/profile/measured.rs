@@ -1,6 +1,6 @@
-//! Measured seconds of calls. Invariant: two calls have the same signature exactly if they ask the
-//! same work of the engine: same operator, same constants, tensors of the same types, shapes and
-//! strides.
+//! Measured seconds of calls. Invariant: two calls have the same signature if and only if the
+//! engine does the same work for both: same operator, same constants, tensors of the same types,
+//! shapes and strides.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -16,14 +16,15 @@ use crate::units::Seconds;
 /// Name and version of the file format.
 const FORMAT: &str = "tightfit-seconds/1";
 
-/// The work that a call asks of the engine, as text. It contains no names, addresses or seeds.
+/// What the engine has to compute for a call, as text. It contains no names, addresses or seeds.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Signature(String);
 
 impl Signature {
-    /// The signature of a node: `aten.mul.Tensor(%0 f32[8,64], 2.0) -> f32[8,64]`. Strides follow a
-    /// shape that is not contiguous; the number shows which arguments are the same tensor.
+    /// The signature of a node: `aten.mul.Tensor(%0 f32[8,64], 2.0) -> f32[8,64]`. Strides follow
+    /// the shape of a tensor that is not contiguous; arguments with the same number after `%` are
+    /// the same tensor.
     pub fn of(graph: &Graph, node: NodeId) -> Signature {
         let call = &graph.nodes()[node];
         let tensor = |value: ValueId| {
@@ -74,14 +75,14 @@ fn constant_or_tensor(text: &mut String, argument: &Argument, tensor: &impl Fn(V
             write!(text, "]")
         }
     };
-    written.expect("a string takes everything");
+    written.expect("writing to a string never fails");
 }
 
 fn list(numbers: &[u64]) -> String {
     numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// A file does not contain seconds for this engine on this many threads.
+/// Why a file has no seconds for this engine on this number of threads.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CallSecondsError {
@@ -94,7 +95,7 @@ pub enum CallSecondsError {
         /// The format that the file names.
         found: String,
     },
-    /// The seconds hold for another version of the engine or another number of threads.
+    /// The seconds are those of another version of the engine or another number of threads.
     #[error("it was measured with engine {engine} on {threads} threads")]
     Other {
         /// The version of the engine that was measured.
@@ -136,7 +137,8 @@ impl CallSeconds {
         }
     }
 
-    /// Reads a file's bytes; refuses seconds that were measured otherwise.
+    /// Reads a file's bytes; refuses seconds of another engine or number of threads, or impossible
+    /// ones.
     pub fn read(bytes: &[u8], engine: &str, threads: u32) -> Result<CallSeconds, CallSecondsError> {
         let table: CallSeconds = serde_json::from_slice(bytes)?;
         if table.format != FORMAT {
@@ -145,7 +147,7 @@ impl CallSeconds {
         if table.engine != engine || table.threads != threads {
             return Err(CallSecondsError::Other { engine: table.engine, threads: table.threads });
         }
-        match table.seconds.iter().find(|(_, seconds)| !sensible(**seconds)) {
+        match table.seconds.iter().find(|(_, seconds)| !is_possible(**seconds)) {
             Some((signature, seconds)) => {
                 Err(CallSecondsError::Seconds { signature: signature.0.clone(), found: seconds.0 })
             }
@@ -160,17 +162,17 @@ impl CallSeconds {
 
     /// Sets the seconds of a call. An impossible time is ignored.
     pub fn record(&mut self, signature: Signature, seconds: Seconds) {
-        if sensible(seconds) {
+        if is_possible(seconds) {
             self.seconds.insert(signature, seconds);
         }
     }
 
-    /// Takes over all entries of `newer`.
+    /// Adds all entries of `newer`, which replace those of the same calls.
     pub fn update(&mut self, newer: CallSeconds) {
         self.seconds.extend(newer.seconds);
     }
 
-    /// Seconds of a call.
+    /// The seconds of a call, if it has an entry.
     pub fn get(&self, signature: &Signature) -> Option<Seconds> {
         self.seconds.get(signature).copied()
     }
@@ -194,6 +196,6 @@ impl CallSeconds {
     }
 }
 
-fn sensible(seconds: Seconds) -> bool {
+fn is_possible(seconds: Seconds) -> bool {
     seconds.0 > 0.0 && seconds <= Seconds::LIMIT
 }

@@ -1,8 +1,10 @@
-//! The cut, the order and the plans of a pipeline. Invariant: what is chosen was planned and
-//! checked on every rank within the budget; of several orders it is the one that is predicted to
-//! take the least time, recomputation included, among those that were found to fit. The stage
-//! planner says which cuts of each order to try, and in which sequence; one is not planned if it
-//! would take as long as the best even with nothing recomputed.
+//! Chooses how a pipeline runs: the order of its actions, such as 1F1B, the cut of the model into
+//! stages, and the plan of each rank. Invariant: what is chosen was planned and checked on every
+//! rank within the budget. Of the orders and cuts found to fit, it is the one predicted to take the
+//! least time, recomputation included, or the one with the smallest budget if that is requested.
+//!
+//! The stage planner says which cuts of each order to try. A cut is not planned if it would take at
+//! least as long as the best one even with nothing recomputed.
 
 use std::path::Path;
 
@@ -29,15 +31,15 @@ use crate::values::{NoRanks, Room};
 struct Candidate {
     name: String,
     rows: Rows,
-    /// Where it is cut.
+    /// The stage of each forward node.
     of_forward: SecondaryMap<NodeId, StageId>,
-    /// Time that it takes if nothing is recomputed.
+    /// The time that it takes if nothing is recomputed.
     least: Seconds,
-    /// Time that it is expected to take; infinite if the stage planner was not asked.
+    /// The time that it is expected to take; infinite if the stage planner was interrupted.
     expected: Seconds,
 }
 
-/// Chooses.
+/// Plans one candidate after another, and keeps the best.
 pub fn choose(asked: &Asked<'_>, stages: u32) -> Result<Chosen> {
     let order = order(asked, stages)?;
     let known = Known::of(asked)?;
@@ -45,14 +47,14 @@ pub fn choose(asked: &Asked<'_>, stages: u32) -> Result<Chosen> {
     let budget = known.budget;
     let mut best: Option<Chosen> = None;
     let mut refused: Option<Failure> = None;
-    let of_one = Profile::measured(&asked.step.training, &known.machine, &known.seconds);
+    let profile = Profile::measured(&asked.step.training, &known.machine, &known.seconds);
     let devices = Devices {
         ranks: stages,
         budget: known.slab(),
         bandwidth: known.machine.bandwidth,
         latency: Seconds(0.0),
     };
-    for candidate in candidates(asked, order, &of_one, &devices)? {
+    for candidate in candidates(asked, order, &profile, &devices)? {
         // If the smallest budget is requested, size counts, not time.
         let is_slower = |best: &Chosen| candidate.least.0 >= best.figures.makespan().0;
         if budget != Budget::Smallest && best.as_ref().is_some_and(is_slower) {
@@ -63,7 +65,7 @@ pub fn choose(asked: &Asked<'_>, stages: u32) -> Result<Chosen> {
     the_best(best, refused)
 }
 
-/// The order requested by name.
+/// The order that `--schedule` requests.
 enum Order {
     Any,
     Named(PipelineSchedule),
@@ -83,7 +85,7 @@ fn order(asked: &Asked<'_>, stages: u32) -> Result<Order, NotASchedule> {
     Ok(Order::File(name.to_string(), rows))
 }
 
-/// The requested orders with their cuts, those first that are expected to be fastest.
+/// The requested orders, each with its cuts; by expected time if the order is free.
 fn candidates(
     asked: &Asked<'_>,
     order: Order,
@@ -100,25 +102,26 @@ fn candidates(
         Order::Named(schedule) => return of(schedule),
         Order::File(name, rows) => return of_order(asked.step, profile, devices, &name, &rows),
     }
-    let (mut found, mut first) = (Vec::new(), None);
+    let (mut found, mut refused) = (Vec::new(), None);
     for schedule in PipelineSchedule::with_equal_sums() {
         match of(schedule) {
             Ok(candidates) => found.extend(candidates),
-            // Some orders exist only for some numbers; and two stages on each rank may be too many.
-            Err(error) => first = first.or(Some(error)),
+            // Some orders suit only some numbers of ranks and micro-batches, and the model may not
+            // divide into two stages for each rank.
+            Err(error) => refused = refused.or(Some(error)),
         }
     }
     let by_time = |a: &Candidate, b: &Candidate| {
         a.expected.0.total_cmp(&b.expected.0).then(a.least.0.total_cmp(&b.least.0))
     };
     found.sort_by(by_time);
-    match first.filter(|_| found.is_empty()) {
+    match refused.filter(|_| found.is_empty()) {
         Some(error) => Err(error),
         None => Ok(found),
     }
 }
 
-/// An order with its cuts: those of the stage planner, or an even one if that was interrupted.
+/// An order with its cuts: those of the stage planner, or an even one if it was interrupted.
 fn of_order(
     step: &Step,
     profile: &Profile,
@@ -144,14 +147,14 @@ fn of_order(
     found.into_iter().map(candidate).collect()
 }
 
-/// How plans are made.
+/// What plans are made from.
 struct Plans<'a> {
     asked: &'a Asked<'a>,
     known: &'a Known,
 }
 
 impl Plans<'_> {
-    /// An order with the plan of each rank, in which messages have as much leeway as fits.
+    /// A candidate with the plan of each rank, and with as much leeway for messages as fits.
     fn roomy(&self, candidate: &Candidate) -> Result<Chosen> {
         let early = Leeway { ahead: self.asked.ahead, ..Leeway::OF_SENDERS };
         let mut leeways = vec![early, Leeway::OF_SENDERS];
@@ -162,7 +165,7 @@ impl Plans<'_> {
         chosen.map_or_else(|| self.of(candidate, Leeway::NONE), Ok)
     }
 
-    /// Why a rank does not fit with this cut, which says nothing of other cuts.
+    /// Why a rank does not fit with this cut; other cuts may fit.
     fn refusal(&self, error: Failure, schedule: &str, rank: RankId) -> Failure {
         let (budget, room, because) = match error.cause() {
             Some(FittingError::Fit(FitError::Plan(PlanError::Infeasible(found)))) => {
@@ -177,7 +180,7 @@ impl Plans<'_> {
         NoRanks { devices, budget, schedule, rank, room, because }.into()
     }
 
-    /// An order with the plan of each rank.
+    /// A candidate with the plan of each rank.
     fn of(&self, candidate: &Candidate, leeway: Leeway) -> Result<Chosen> {
         let &Plans { asked, known } = self;
         let Known { machine, seconds, unplanned, .. } = known;
@@ -186,14 +189,14 @@ impl Plans<'_> {
         let divided = step.divided(of_forward, rows, leeway)?;
         let mut plans = PrimaryMap::new();
         for (rank, step) in &divided.ranks {
-            // All ranks together search as long as one step would.
+            // The searches of all ranks together may take as long as that of one step.
             let planned = known.plan(asked, step, divided.ranks.len());
             plans.push(planned.map_err(|error| self.refusal(error, name, rank))?);
         }
         let timelines = plans.values().map(|plan| plan.training.fitted.timeline());
         let graphs = divided.ranks.values().map(|step| &step.training);
-        let times =
-            together(graphs.zip(timelines), &[]).context("the ranks wait for each other")?;
+        let times = together(graphs.zip(timelines), &[])
+            .context("the ranks wait for each other forever")?;
         let ranks = times.iter().map(|(rank, time)| {
             let (plan, graph) = (&plans[rank], &divided.ranks[rank].training);
             RankFigures::of(plan, graph, rows.stages_of(rank), time)

@@ -1,5 +1,5 @@
-//! What one call to the search works with: its budget, what fits into it, random numbers, effort.
-//! Invariant: the work of a part under other limits counts for the whole.
+//! What one call to the search works with: its budget, the plans that fit into it, random numbers
+//! and effort. Invariant: work that a part does under limits of its own counts as the whole call's.
 
 use fastrand::Rng;
 
@@ -7,7 +7,7 @@ use crate::effort::{Effort, Meter};
 use crate::id::NodeId;
 use crate::plan::quantity::{ByteCount, Picoseconds};
 
-/// A plan within the budget.
+/// A plan within the budget; the fastest take part in the race.
 pub struct Runner {
     /// Time of recomputation.
     pub extra: Picoseconds,
@@ -19,16 +19,16 @@ pub struct Runner {
 pub struct Attempt<'e> {
     /// The budget.
     pub limit: ByteCount,
-    /// Plans that fit, no two of the same time.
+    /// Plans that fit, no two with the same time.
     pub found: Vec<Runner>,
-    /// For every random choice.
+    /// The source of every random choice.
     pub random: Rng,
     /// What is left of the effort.
     pub meter: Meter<'e>,
 }
 
 impl<'e> Attempt<'e> {
-    /// Nothing was found yet, and nothing of the effort is spent.
+    /// An attempt with no plan found and no effort spent.
     pub fn new(limit: ByteCount, effort: &'e Effort<'_>) -> Attempt<'e> {
         Attempt {
             limit,
@@ -38,7 +38,8 @@ impl<'e> Attempt<'e> {
         }
     }
 
-    /// Does something under another limit of effort, and counts what it took.
+    /// Calls `act` under the limits of another meter, which continues this one's count, and counts
+    /// its work here, too.
     pub fn under(&mut self, meter: Meter<'e>, act: impl FnOnce(&mut Attempt<'e>)) {
         let usual = std::mem::replace(&mut self.meter, meter);
         act(self);
@@ -47,14 +48,14 @@ impl<'e> Attempt<'e> {
         self.meter.spend(spent);
     }
 
-    /// Notes a plan, unless one of the same time is known.
+    /// Adds a plan, unless one with the same time is known.
     pub fn push(&mut self, extra: Picoseconds, runs: Vec<NodeId>) {
         if self.found.iter().all(|other| other.extra != extra) {
             self.found.push(Runner { extra, runs });
         }
     }
 
-    /// The least time of recomputation.
+    /// The least time of recomputation among the plans found.
     pub fn best(&self) -> Option<Picoseconds> {
         self.found.iter().map(|found| found.extra).min()
     }
