@@ -45,18 +45,18 @@ def module_info(
 
     `batch` is `(inputs, targets)`. The model is called as `model(inputs)`, or `model(*inputs)` for a tuple or list, or
     `model(**inputs)` for a dict; the loss is `loss_fn(prediction, targets)`, a scalar. Without `loss_fn` it is the
-    model's own (an output with a field `loss`), or the sum of the predicted tensor; `targets` are not read then, and
-    may be `None`. The step is in training mode, without an optimizer.
+    model's own (an output with a field `loss`), or the sum of the tensor that the model returns; `targets` are then
+    ignored, and may be `None`. The step is in training mode, and has no optimizer.
 
-    `machine` is the one whose roofline predicts the times: `"a100-80gb"`, `"h100-80gb"` or `"cpu"`.
+    `machine` is the one for which times are predicted, by its roofline: `"a100-80gb"`, `"h100-80gb"` or `"cpu"`.
 
     Returns `{"mod_order": …, "mod_stats": […]}`:
 
     - `mod_order`: lists of fully qualified names, `fw_pre_order`, `bw_pre_order`, `fw_post_order`, `bw_post_order`;
     - `mod_stats`: one dict for each module that is called, in forward pre-order, with the keys of PyTorch's `ModStats`.
-      Bytes are `int`, milliseconds `float`; `slopes`, `intercepts` and `breakpoints` are lists of `float`, one more
-      breakpoint than segments; `tradeoff_curve` is an `OrderedDict` from discard ratio to the share of `sac_runtime`
-      that is recomputed. For a leaf, all figures about checkpointing are 0 or empty.
+      Bytes are `int`, milliseconds `float`; `slopes`, `intercepts` and `breakpoints` are lists of `float`, with one
+      more breakpoint than segments; `tradeoff_curve` is an `OrderedDict` from discard ratio to the share of
+      `sac_runtime` that is recomputed. For a leaf, all checkpointing figures are 0 or empty.
 
     Names begin with the class of the model, as in PyTorch; the root stands for the whole step, the loss included.
     Modules that are never called, such as a `ModuleList`, have no statistics, as in PyTorch. `doc/theory/modules.md`
@@ -90,7 +90,7 @@ def _stats(written: dict[str, Any]) -> dict[str, Any]:
 
 
 def _own_loss(prediction: Any, _targets: Any) -> torch.Tensor:
-    """The loss if none is given: the model's own, or the sum of its prediction."""
+    """The loss without `loss_fn`: the model's own, or the sum of its prediction."""
     own = getattr(prediction, "loss", None)
     if isinstance(own, torch.Tensor):
         return own

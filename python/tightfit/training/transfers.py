@@ -58,8 +58,9 @@ class Transfers:
         # Residents that are on the device when the step begins while the tier has a current copy.
         self.copied: set[int] = set()
         names = {node["outputs"][0]["storage"]: node["name"] for node in nodes if node["op"] == "placeholder"}
-        # Storages that are away between the two passes, and the copies in the tier that are needed after the barrier.
+        # Storages that are away between the two passes.
         self.away: set[int] = set()
+        # Copies in the tier that are needed after the barrier.
         self.kept: set[int] = set()
         # What is released after a node if what was away before the backward pass has to be away after it, too.
         self._behind: dict[int, list[Event]] = {}
@@ -97,7 +98,7 @@ class Transfers:
         for copy, storage in sorted(at_barrier.items()):
             at = self._reads[storage][-1]
             if at > barrier:
-                self._behind.setdefault(at, []).append(Event("release", copy, self._value(storage, at)))
+                self._after.setdefault(at, []).append(Event("release", copy, self._value(storage, at)))
 
     def _add(self, at: int, event: Event) -> None:
         self._before.setdefault(at, []).append(event)

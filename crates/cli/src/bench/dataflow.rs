@@ -1,5 +1,5 @@
-//! `tightfit bench dataflow`: how long it takes to see where the bytes of a step are. Invariant:
-//! every time is the best of several runs, and every run analyzes from scratch.
+//! `tightfit bench dataflow`: how long dataflow analysis and module statistics of a step take.
+//! Invariant: every time is the best of several runs, and every run analyzes from scratch.
 
 use std::path::PathBuf;
 
@@ -21,9 +21,9 @@ use crate::input::{self, OnMachine};
         corpus/synthetic/transformer-1850.json.gz"
 )]
 pub struct Arguments {
-    /// Graph files [default: those of corpus/graphs, and a transformer of 55,504 nodes]
+    /// Graph files [default: those in corpus/graphs, and a transformer of 55,504 nodes]
     graphs: Vec<PathBuf>,
-    /// How often to analyze each graph
+    /// How many times to analyze each graph
     #[arg(
         long,
         value_name = "N",
@@ -36,7 +36,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Analyzes and prints.
+/// Times both analyses on each graph, and prints the results.
 pub fn analyses(arguments: &Arguments) -> Result<ExitCode> {
     let mut paths = arguments.graphs.clone();
     if paths.is_empty() {

@@ -1,5 +1,5 @@
-//! What a step computed, on disk, for comparison with other programs. Invariant: gradients are the
-//! values that the optimizer nodes read; nothing is computed again.
+//! `--dump`: writes what a step computed, for comparison with other programs. Invariant: gradients
+//! are the very values that the optimizer nodes read, never recomputed.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use tightfit_engine::{Dataset, Session, Step, step};
 
 use crate::failure::Result;
 
-/// Parameter and gradient of each optimizer node.
+/// The name of the parameter that each optimizer node updates, and the gradient that it reads.
 fn gradients(graph: &Graph) -> Vec<(String, ValueId)> {
     let updates = graph.nodes().values().filter(|node| node.phase == Phase::Optimizer);
     updates
@@ -26,7 +26,7 @@ fn gradients(graph: &Graph) -> Vec<(String, ValueId)> {
         .collect()
 }
 
-/// The graph with every gradient among its outputs.
+/// The graph with every gradient as an additional output.
 pub fn with_gradients(graph: &Graph) -> Result<Graph> {
     let mut builder = GraphBuilder::from_graph(graph);
     for (_, gradient) in gradients(graph) {
@@ -35,8 +35,8 @@ pub fn with_gradients(graph: &Graph) -> Result<Graph> {
     Ok(builder.build()?)
 }
 
-/// What a dump takes in memory: the batch, and one bit per element of the largest gradient to bring
-/// it into the order of its indices.
+/// The memory that a dump needs: the batch, and one bit per element of the largest gradient, to put
+/// it into row-major order in place.
 pub fn scratch(graph: &Graph) -> Bytes {
     let elements = |(_, value): (String, ValueId)| graph.values()[value].tensor.elements();
     let bits = gradients(graph).into_iter().map(elements).max().unwrap_or(0);
@@ -45,7 +45,7 @@ pub fn scratch(graph: &Graph) -> Bytes {
         .fold(Bytes(bits.div_ceil(8)), |sum, (_, value)| sum + graph.values()[value].tensor.bytes())
 }
 
-/// Writes the last step's batch, gradients and updated weights; the weights alone if this run has
+/// Writes the last step's batch, gradients and updated weights; only the weights if this run has
 /// done no step.
 pub fn write(
     path: &Path,
@@ -64,8 +64,8 @@ pub fn write(
         step::input(graph, "target"),
         session.next_step.checked_sub(1).filter(|_| stepped),
     ) {
-        // A batch depends on seed and step alone, so it is drawn again; as a single batch, which
-        // holds the rows of all micro-batches.
+        // A batch depends only on seed and step, so it is drawn again, this time with the rows of
+        // all micro-batches in one.
         let count = step::inputs(graph, "input").len();
         let bytes =
             |value: ValueId| vec![0; count * graph.values()[value].tensor.bytes().0 as usize];

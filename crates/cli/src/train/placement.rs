@@ -48,7 +48,7 @@ pub enum Contradiction {
     /// The option needs a plan of all moves.
     #[error("{0} needs a plan of everything that moves, which only `--placement planned` has")]
     Plan(&'static str),
-    /// There is no place for what does not lie in the slab.
+    /// There is no tier for what does not lie in the slab.
     #[error(
         "without a plan, parameters and optimizer state come from a tier and go back to it: name a \
          folder for it with `--tier DIR`"

@@ -192,10 +192,9 @@ pub(super) fn typed<T: Element>(tensor: &Tensor) -> Result<Typed<T>, KernelError
 /// A dimension as ATen counts it (negative: from the end) as an index.
 pub(super) fn dimension(dim: i64, dims: usize) -> Result<usize, KernelError> {
     let index = if dim < 0 { dim + dims as i64 } else { dim };
-    usize::try_from(index)
-        .ok()
-        .filter(|&index| index < dims.max(1))
-        .ok_or_else(|| KernelError::Shapes(format!("dimension {dim} of {dims}")))
+    usize::try_from(index).ok().filter(|&index| index < dims.max(1)).ok_or_else(|| {
+        KernelError::Shapes(format!("a tensor of rank {dims} has no dimension {dim}"))
+    })
 }
 
 /// Refuses a tensor of another shape than the kernel expects.

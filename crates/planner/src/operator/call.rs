@@ -1,5 +1,5 @@
 //! A call as the operator table sees it: constants as they are, tensors as types. Invariant: it
-//! knows no graph, so any caller with arguments and types can ask for the facts of a call.
+//! refers to no graph, so any caller that has arguments and types can use the table.
 
 use thiserror::Error;
 
@@ -25,11 +25,11 @@ pub struct TypedCall<'a> {
     pub types: &'a dyn Types,
 }
 
-/// Why a call does not suit its operator.
+/// Why a call does not conform to its operator.
 #[derive(Clone, Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum Unsuited {
-    /// The call has another number of arguments or outputs than the schema.
+    /// The call and the schema differ in the number of arguments or outputs.
     #[error("{arguments} arguments and {outputs} outputs do not match its schema")]
     Schema {
         /// The number of positional arguments of the call.
@@ -37,20 +37,20 @@ pub enum Unsuited {
         /// The number of outputs of the call.
         outputs: usize,
     },
-    /// An argument is missing or is of another kind than in the schema.
+    /// An argument is missing, or is not of the kind that the schema requires.
     #[error("argument {index} must be {wanted}")]
     Argument {
         /// The position of the argument.
         index: usize,
-        /// The kind that the schema has there.
+        /// The kind that the schema requires there.
         wanted: &'static str,
     },
-    /// A keyword argument is of another kind than in the schema.
+    /// A keyword argument is not of the kind that the schema requires.
     #[error("argument `{name}` must be {wanted}")]
     Keyword {
         /// The name of the argument.
         name: String,
-        /// The kind that the schema has there.
+        /// The kind that the schema requires there.
         wanted: &'static str,
     },
     /// A keyword argument is given twice, or the schema has none of that name.
@@ -65,14 +65,14 @@ pub enum Unsuited {
         /// The name of the argument.
         name: &'static str,
     },
-    /// A tensor argument has an element type that the engine's kernel does not take.
+    /// A tensor argument has an element type that the engine's kernel does not support.
     #[error("argument {index} is a tensor of {found}; the engine takes {} there", names(.legal))]
     Type {
         /// The position of the argument.
         index: usize,
         /// The name of its element type.
         found: &'static str,
-        /// The element types that the engine takes there.
+        /// The element types that the engine supports there.
         legal: &'static [DType],
     },
     /// The shapes of the inputs contradict each other; the text says how.
@@ -83,7 +83,7 @@ pub enum Unsuited {
     Output {
         /// The position of the output.
         index: usize,
-        /// The type that the graph gives it.
+        /// The type that the call gives it.
         found: String,
         /// The type that follows from the inputs.
         derived: String,
@@ -131,7 +131,7 @@ impl<'a> TypedCall<'a> {
         self.outputs.iter().flatten().next().map(|&value| self.types.type_of(value))
     }
 
-    /// Positional argument `index`, or keyword `name`; `None` if it is missing or null.
+    /// Positional argument `index`, or keyword `name`; `None` if missing or `Argument::None`.
     pub fn argument(&self, index: usize, name: &str) -> Option<&'a Argument> {
         let keyword = || self.kwargs.iter().find(|(key, _)| key == name).map(|(_, value)| value);
         self.args.get(index).or_else(keyword).filter(|argument| !matches!(argument, Argument::None))
@@ -152,8 +152,8 @@ impl<'a> TypedCall<'a> {
             .ok_or(Unsuited::Argument { index, wanted: "a whole number" })
     }
 
-    /// Positional argument `index`, or keyword `name`, as whole numbers (a single one is a list);
-    /// `None` if it is missing.
+    /// Positional argument `index`, or keyword `name`, as whole numbers; a single number counts as
+    /// a list of one. `None` if it is missing.
     pub fn optional_integers(
         &self,
         index: usize,
@@ -219,7 +219,7 @@ pub fn to_torch(dtype: DType) -> &'static str {
     }
 }
 
-/// The element type for PyTorch's printed form.
+/// The element type that PyTorch prints like this, or whose alias this is (`torch.half`).
 pub fn from_torch(text: &str) -> Option<DType> {
     Some(match text.strip_prefix("torch.")? {
         "float64" | "double" => DType::F64,
@@ -237,12 +237,12 @@ pub fn from_torch(text: &str) -> Option<DType> {
     })
 }
 
-/// A dimension as ATen counts it (negative: from the end) as an index; a tensor without dimensions
-/// counts as one of a single dimension.
+/// The index of a dimension that is given as in ATen, where negative numbers count from the end and
+/// a tensor without dimensions is treated as having one.
 pub fn dimension(dim: i64, rank: usize) -> Result<usize, Unsuited> {
     let index = if dim < 0 { dim.checked_add(rank.max(1) as i64) } else { Some(dim) };
     index
         .and_then(|index| usize::try_from(index).ok())
         .filter(|&index| index < rank.max(1))
-        .ok_or_else(|| Unsuited::Shapes(format!("dimension {dim} of {rank}")))
+        .ok_or_else(|| Unsuited::Shapes(format!("a tensor of rank {rank} has no dimension {dim}")))
 }

@@ -89,7 +89,7 @@ pub enum CallSecondsError {
     /// The text is not JSON, or does not have the structure of the format.
     #[error("it cannot be read: {0}")]
     Json(#[from] serde_json::Error),
-    /// The file is of another format.
+    /// The file has another format.
     #[error("its format is `{found}`, not `{FORMAT}`")]
     Format {
         /// The format that the file names.
@@ -103,7 +103,7 @@ pub enum CallSecondsError {
         /// The number of threads that it ran on.
         threads: u32,
     },
-    /// A call takes an impossible time.
+    /// The time of a call is not positive, or over the limit.
     #[error(
         "`{signature}` takes {found:e} seconds, but must take a positive time of at most {:e} \
          seconds",
@@ -127,7 +127,7 @@ pub struct CallSeconds {
 }
 
 impl CallSeconds {
-    /// Nothing measured yet.
+    /// An empty table.
     pub fn new(engine: &str, threads: u32) -> CallSeconds {
         CallSeconds {
             format: FORMAT.to_string(),
@@ -155,12 +155,12 @@ impl CallSeconds {
         }
     }
 
-    /// As text, to be read by [`CallSeconds::read`].
+    /// The text of a file, which [`CallSeconds::read`] reads.
     pub fn write(&self) -> String {
         serde_json::to_string_pretty(self).expect("a table of numbers by name is valid JSON")
     }
 
-    /// Sets the seconds of a call. An impossible time is ignored.
+    /// Sets the seconds of a call. A time that `read` would refuse is ignored.
     pub fn record(&mut self, signature: Signature, seconds: Seconds) {
         if is_possible(seconds) {
             self.seconds.insert(signature, seconds);

@@ -24,9 +24,9 @@ const LARGEST_BLOCK: usize = 32;
 /// bounds its effort too.
 const EFFORT: usize = 100;
 
-/// Most clones, in multiples of the sequence: an unreachable limit would clone the clones of
-/// clones.
-const MOST_CLONES: usize = 3;
+/// Most instructions, clones included, in multiples of the sequence: an unreachable limit would
+/// clone the clones of clones.
+const MOST_INSTRUCTIONS: usize = 3;
 
 /// Most times that the pass runs over its own result while that still exceeds the limit.
 const PASSES: usize = 2;
@@ -118,7 +118,7 @@ impl<'a> Tracker<'a> {
             writers: SecondaryMap::new(),
             held: 0,
             effort: runs.len() * EFFORT,
-            most_items: runs.len() * MOST_CLONES,
+            most_items: runs.len() * MOST_INSTRUCTIONS,
         };
         let mut current: SecondaryMap<StorageId, Option<Buffer>> = SecondaryMap::new();
         for (_, storage) in graph.placeholder_storages() {
@@ -404,7 +404,8 @@ impl<'a> Tracker<'a> {
             self.revive(read);
         }
         self.insert_before(clone, anchor);
-        // A clone that replaces another clone altogether only moved it; once is enough.
+        // A clone that takes over every use only moves the instruction. A move of a move does not
+        // run again, so that nothing is moved forever.
         if makes.iter().all(|&made| self.buffers[made].users.is_empty()) {
             self.items[clone].is_move = true;
             self.items[clone].repeatable = !self.items[best].is_move;
