@@ -1,6 +1,7 @@
 """The bytes that PyTorch allocates while a step runs, as its profiler or CUDA's allocator reports them.
 
-Invariant: a thread has one count at a time, and beginning another ends it; a step that is not counted pays nothing.
+Invariant: a thread has one count at a time, and beginning another ends it; a step that is not counted is not slowed
+down.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from . import addresses
 
-# Bytes of a tensor that is made and freed to mark a place among the allocations of a step; no other has this size.
+# Bytes of a tensor that is made and freed to mark a place among the allocations of a step; no other tensor is assumed
+# to have this size.
 _MARK = 41_957
 
 _here = threading.local()
@@ -36,8 +38,8 @@ class Counted:
 
 
 class Count:
-    """A count that is running. It begins and ends outside of backward passes: autograd's engine keeps the profiler that
-    is active when a pass begins, and restores it afterwards."""
+    """A count that is running. Its profiler begins and ends outside of backward passes: autograd's engine keeps the
+    profiler that is active when a pass begins, and restores it afterwards."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -49,8 +51,8 @@ class Count:
 
     @staticmethod
     def begin(device: torch.device) -> Count | None:
-        """Begins to count, in place of any other count on this thread. `None` if allocations are not reported: another
-        profiler is active, or the allocator was replaced; or in a backward pass."""
+        """Begins to count, in place of any other count on this thread. `None` in a backward pass, or if allocations are
+        not reported because another profiler is active or the allocator was replaced."""
         Count.abandon()
         if device.type == "cuda":
             is_reported = not addresses.is_installed()
@@ -80,11 +82,12 @@ class Count:
 
     @property
     def is_running(self) -> bool:
-        """Whether it is open, and this thread may end it. On CUDA, backward passes run on other threads."""
+        """Whether it is open, and this thread may end it: on a CPU only the thread that began it; on CUDA any, since
+        backward passes run on other threads."""
         return self._is_open and (self.device.type == "cuda" or self._thread == threading.get_ident())
 
     def mark(self) -> None:
-        """Ends a section and begins the next one, inside of a backward pass."""
+        """Inside a backward pass: ends a section and begins the next one."""
         self.marks += 1
         if self.device.type == "cuda":
             self._sections += self._leave()
@@ -100,7 +103,7 @@ class Count:
 
     def end(self) -> list[Counted]:
         """Ends the count; returns what was counted since its beginning or last cut, in the sections between marks.
-        Nothing if it ends in a backward pass."""
+        On a CPU, nothing if it ends in a backward pass."""
         self._is_open = False
         if self.device.type == "cpu" and is_in_backward():
             _here.is_due = True
@@ -135,15 +138,16 @@ class Tally:
     start: int
     earlier: list[tuple[StorageWeakRef, int]]
     sections: list[Counted] = field(default_factory=list)
-    # The count of the loss at the beginning of its backward pass, and the bytes that its autograd graph held then.
+    # What was counted for the loss before its backward pass, and the bytes that its autograd graph held then.
     before: Counted | None = None
     surveyed: int = 0
-    # Bytes of targets and anything else that the loss holds but did not make; and of outputs that the loop freed.
+    # Bytes of targets and anything else that the loss holds but did not make.
     targets: int = 0
+    # Bytes of outputs that the loop freed.
     released: int = 0
 
     def peak(self) -> tuple[int, int]:
-        """The most bytes that the step held, and the section of that peak."""
+        """The most bytes that the step held, and the index of the section in which it did."""
         peak = at = 0
         held = self.start + self.targets
         for index, section in enumerate(self.sections):
@@ -163,8 +167,8 @@ def expired(storages: Iterable[tuple[StorageWeakRef, int]]) -> int:
 
 @functools.cache
 def _quieten() -> None:
-    """Suppresses a message of PyTorch's: that frees of older blocks are not reported. It is written to standard error
-    on the first such free, and then on every thousandth."""
+    """Suppresses PyTorch's message that frees of older blocks are not reported, by causing it once with standard error
+    redirected: it is written on the first such free, and then only on every thousandth."""
     older = torch.empty(1)
     with open(os.devnull, "wb") as nowhere:
         kept = os.dup(2)
@@ -179,7 +183,7 @@ def _quieten() -> None:
 
 
 def begin_profile() -> None:
-    """Makes PyTorch's light profiler report every allocation of this thread on the processor."""
+    """Makes PyTorch's legacy profiler report every allocation of this thread on the CPU."""
     profiler = torch._C._profiler
     config = profiler.ProfilerConfig(profiler.ProfilerState.CPU, False, True, False, False, False,
                                      profiler._ExperimentalConfig())
@@ -187,7 +191,7 @@ def begin_profile() -> None:
 
 
 def end_profile() -> list[Counted]:
-    """Ends the profiler; returns its counts, in the sections that marks divide."""
+    """Ends the profiler; returns what it counted, in the sections between marks."""
     sections, held, peak = [], 0, 0
     for event in (event for thread in torch._C._autograd._disable_profiler_legacy() for event in thread):
         if event.kind() != "memory_alloc":
@@ -203,5 +207,5 @@ def end_profile() -> list[Counted]:
 
 
 def is_in_backward() -> bool:
-    """Whether autograd's engine runs a backward pass in this thread."""
+    """Whether autograd's engine is running a backward pass on this thread."""
     return torch._C._current_graph_task_id() != -1

@@ -1,5 +1,5 @@
-//! `tightfit bench`: measure on this machine. Invariant: figures are printed, never judged; only a
-//! real error fails.
+//! `tightfit bench`: measure on this machine. Invariant: figures are printed, never judged: a bad
+//! one is not an error.
 
 #[cfg(feature = "ablation")]
 mod ablation;
@@ -17,8 +17,8 @@ use clap::{Args, Subcommand};
 use crate::exit_code::ExitCode;
 use crate::failure::Result;
 
-/// Measure the engine against PyTorch, the planner against others, the layout of buffers, analyses,
-/// and planners of modules and of stages.
+/// Measure the engine against PyTorch, the planners of steps, modules and stages against others,
+/// and how long the layout of buffers and the analyses take.
 #[derive(Args)]
 pub struct Arguments {
     #[command(subcommand)]

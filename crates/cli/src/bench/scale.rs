@@ -1,6 +1,6 @@
-//! `tightfit bench scale`: a very large model on very many devices, on paper. Invariant: nothing is
-//! measured but planning itself; one stated efficiency stands for everything that is not in the
-//! model.
+//! `tightfit bench scale`: a very large model on very many devices, on paper. Invariant: only the
+//! time of planning is measured; all else is predicted, and one stated efficiency stands for
+//! everything that the prediction leaves out.
 
 mod llama;
 
@@ -26,18 +26,18 @@ const GROUP: u64 = 8;
 const RANKS: u32 = 16;
 /// Sequences of an update, as published: 16 Mi tokens.
 const SEQUENCES: u64 = 2_048;
-/// GPUs of a run.
+/// Numbers of GPUs, one for each line of the table.
 const GPUS: [u64; 5] = [1_024, 2_048, 4_096, 8_192, 16_384];
 /// Fraction of a GPU's peak rate that calls reach, communication within the group included: chosen
 /// so that 8,192 GPUs reach what was published.
 const EFFICIENCY: f64 = 0.477;
-/// Bytes for each element of a parameter: 16-bit parameter, 32-bit gradient; Adam's are divided
-/// among the pipelines.
+/// Bytes for each element of a parameter: 2 of its own, and 4 of its gradient.
 const PARAMETER: f64 = 6.0;
+/// Bytes that Adam has for each element, divided among the pipelines.
 const ADAM: f64 = 12.0;
-/// From one device to the next: each GPU has a link of 50 GB/s of its own; 10 µs.
+/// Bandwidth and latency from one device to the next: each GPU has a link of its own, of 50 GB/s.
 const LINK: (f64, Seconds) = (50e9 * GROUP as f64, Seconds(10e-6));
-/// Bytes of a GPU.
+/// Memory of a GPU, in bytes.
 const MEMORY: u64 = 80_000_000_000;
 /// Most seconds spent on improving one order.
 const PATIENCE: f64 = 4.0;
@@ -180,7 +180,7 @@ fn orders(micro_batches: u32) -> Result<Vec<(String, Rows)>> {
     Ok(orders)
 }
 
-/// The best plan of an order that is found in time.
+/// The best plan of an order that is found within [`PATIENCE`].
 fn plan(costs: &[LayerCost], devices: &Devices, name: &str, rows: &Rows) -> Option<StagePlan> {
     let start = clock().0;
     let looked = std::cell::Cell::new(0);

@@ -189,7 +189,7 @@ pub(super) fn typed<T: Element>(tensor: &Tensor) -> Result<Typed<T>, KernelError
     tensor.typed().ok_or(KernelError::DType { found, wanted })
 }
 
-/// A dimension as ATen counts it (negative: from the end) as an index.
+/// The index of a dimension that ATen calls `dim`, where negative numbers count from the end.
 pub(super) fn dimension(dim: i64, dims: usize) -> Result<usize, KernelError> {
     let index = if dim < 0 { dim + dims as i64 } else { dim };
     usize::try_from(index).ok().filter(|&index| index < dims.max(1)).ok_or_else(|| {

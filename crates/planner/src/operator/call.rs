@@ -94,7 +94,8 @@ pub enum Unsuited {
     /// The operator writes into none of its inputs, but the node says that it does.
     #[error("it writes into none of its inputs, but the node is marked as mutating")]
     MarkedMutating,
-    /// The operator computes, but its outputs lie in its inputs' storages as a view's do.
+    /// The operator computes new values, but its outputs lie in its inputs' storages, as if it were
+    /// a view.
     #[error("it computes, but its outputs lie in its inputs' storages, as if it were a view")]
     TakenForView,
     /// The operator draws random numbers, but the node is not marked random.

@@ -27,7 +27,7 @@ use crate::failure::{Context, Failure, Result};
 use crate::interrupt;
 use crate::values::{NoRanks, Room};
 
-/// An order with its name and a cut.
+/// An order with its name and one cut for it.
 struct Candidate {
     name: String,
     rows: Rows,
@@ -60,7 +60,7 @@ pub fn choose(asked: &Asked<'_>, stages: u32) -> Result<Chosen> {
         if budget != Budget::Smallest && best.as_ref().is_some_and(is_slower) {
             continue;
         }
-        better(&mut best, &mut refused, plans.roomy(&candidate), budget);
+        better(&mut best, &mut refused, plans.with_most_leeway(&candidate), budget);
     }
     the_best(best, refused)
 }
@@ -159,10 +159,12 @@ impl Plans<'_> {
         let early = Leeway { ahead: self.asked.ahead, ..Leeway::OF_SENDERS };
         let mut leeways = vec![early, Leeway::OF_SENDERS];
         leeways.dedup();
-        let has_room = |_: &&Leeway| self.known.budget != Budget::Smallest;
-        let chosen =
-            leeways.iter().filter(has_room).find_map(|&leeway| self.of(candidate, leeway).ok());
-        chosen.map_or_else(|| self.of(candidate, Leeway::NONE), Ok)
+        let is_tried = |_: &&Leeway| self.known.budget != Budget::Smallest;
+        let chosen = leeways
+            .iter()
+            .filter(is_tried)
+            .find_map(|&leeway| self.with_leeway(candidate, leeway).ok());
+        chosen.map_or_else(|| self.with_leeway(candidate, Leeway::NONE), Ok)
     }
 
     /// Why a rank does not fit with this cut; other cuts may fit.
