@@ -192,6 +192,12 @@ tuned! {
         FIRST_WORK: u64 = 200;
         /// The least of that work per operator, however short the deadline.
         LEAST_FIRST_WORK: u64 = 25;
+        /// Most rounds of starts from the cuts of instants.
+        ROUNDS: u32 = 3;
+        /// Number of instants whose cuts are tried in the first of them.
+        TRIED_FIRST: usize = 3;
+        /// The same in each later one.
+        TRIED_LATER: usize = 2;
         /// Instants that are spread out are further apart than one part in this many of the step.
         APART: usize = 20;
         /// An instant of a plan is tight if it holds all but one part in this many of the budget.

@@ -211,7 +211,7 @@ class _Generator:
             else:
                 yield from self._call(node)
             if self.keeps:
-                yield from self._moved(self.transfers.behind(self.places[node["name"]]))
+                yield from self._moved(self.transfers.after(self.places[node["name"]]))
             if index in dying:
                 yield f"del {', '.join(dying[index])}"
 

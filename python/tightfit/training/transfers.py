@@ -63,7 +63,7 @@ class Transfers:
         # Copies in the tier that are needed after the barrier.
         self.kept: set[int] = set()
         # What is released after a node if what was away before the backward pass has to be away after it, too.
-        self._behind: dict[int, list[Event]] = {}
+        self._after: dict[int, list[Event]] = {}
         arrivals: list[tuple[int, Event]] = []
         last = {copy: place for place, (_, _, copy, _) in enumerate(moves)}
         # The storages of the copies that the tier holds at the barrier.
@@ -107,9 +107,9 @@ class Transfers:
         """What happens before a node, in order."""
         return self._before.get(index, ())
 
-    def behind(self, index: int) -> Iterable[Event]:
+    def after(self, index: int) -> Iterable[Event]:
         """What happens after a node if what was away before the backward pass has to be away after it, too."""
-        return self._behind.get(index, ())
+        return self._after.get(index, ())
 
     def _value(self, storage: int, before: int) -> int:
         """A value of a storage that is made before a node and is read by that node or a later one."""

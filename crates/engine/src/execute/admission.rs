@@ -69,10 +69,10 @@ fn marked(graph: &Graph, id: NodeId, operator: Operator) -> Result<(), Unsuited>
     let kind = operator.row().kind;
     match kind {
         Kind::Random if !node.random => Err(Unsuited::NotMarkedRandom),
-        Kind::Mutating if !node.mutates => Err(Unsuited::NotMarkedMutating),
+        Kind::Mutating | Kind::Update if !node.mutates => Err(Unsuited::NotMarkedMutating),
         Kind::Pure | Kind::Random | Kind::View if node.mutates => Err(Unsuited::MarkedMutating),
         Kind::Pure | Kind::Random if graph.is_view(id) => Err(Unsuited::TakenForView),
-        Kind::Pure | Kind::Random | Kind::Mutating | Kind::View => Ok(()),
+        Kind::Pure | Kind::Random | Kind::Mutating | Kind::Update | Kind::View => Ok(()),
     }
 }
 
@@ -213,8 +213,8 @@ fn in_place(node: &Node, index: usize, output: &Value, input: ValueId, graph: &G
     let may = |argument: usize| match operator {
         // Its first argument is written and never read.
         Operator::CopyInto | Operator::Post | Operator::Send | Operator::Receive => argument == 0,
-        // Parameter and states are arguments 0, 2, 3, and outputs 0, 1, 2.
-        Operator::Adamw | Operator::Sgd => argument == index + usize::from(index > 0),
+        // Its second argument is the gradient, which no output overwrites.
+        update if update.is_update() => argument == index + usize::from(index > 0),
         elementwise => index == 0 && elementwise.row().in_place.contains(&argument),
     };
     let named = |argument: &Argument| argument.values().contains(&input);

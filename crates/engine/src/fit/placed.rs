@@ -39,7 +39,7 @@ pub enum PlacementError {
     #[error(
         "{} a budget of {budget} for parameters, buffers and optimizer state, {held} in chunks of \
          {chunk}, in addition to everything else: if nothing is evicted, {} ({} bytes) are enough; \
-         or evict what is not needed", claim(*is_proven), reached.rounded_up(), reached.0
+         or evict what is not needed", claim(budget < least), reached.rounded_up(), reached.0
     )]
     Whole {
         /// The whole budget.
@@ -50,15 +50,15 @@ pub enum PlacementError {
         chunk: Bytes,
         /// A budget that is enough.
         reached: Bytes,
-        /// Whether it is proven that no smaller one is enough.
-        is_proven: bool,
+        /// A budget below which it is proven that none is enough.
+        least: Bytes,
     },
     /// The tensors of one call do not fit into the region that there is.
     #[error(
         "{} a budget of {budget} to place tensors while the run goes on: the process takes {}, the \
          parameters and state of a single call {region} in chunks of {chunk}, and everything else \
          at least {needed}; {} ({} bytes) are enough",
-        claim(*is_proven), reserve.total(), reached.rounded_up(), reached.0
+        claim(budget < least), reserve.total(), reached.rounded_up(), reached.0
     )]
     Region {
         /// The whole budget.
@@ -73,8 +73,8 @@ pub enum PlacementError {
         needed: Bytes,
         /// A budget that is enough.
         reached: Bytes,
-        /// Whether it is proven that no smaller one is enough.
-        is_proven: bool,
+        /// A budget below which it is proven that none is enough.
+        least: Bytes,
     },
 }
 
@@ -86,11 +86,11 @@ impl Coded for PlacementError {
     fn refusal(&self) -> Option<Refusal> {
         match *self {
             PlacementError::Residency(_) => None,
-            PlacementError::Whole { budget, reached, is_proven, .. }
-            | PlacementError::Region { budget, reached, is_proven, .. } => Some(Refusal {
-                needed: is_proven.then_some(reached),
+            PlacementError::Whole { budget, least, reached, .. }
+            | PlacementError::Region { budget, least, reached, .. } => Some(Refusal {
+                needed: Some(least),
                 reached: Some(reached),
-                ..Refusal::of(budget, is_proven)
+                ..Refusal::of(budget, budget < least)
             }),
         }
     }
@@ -106,9 +106,8 @@ impl PlacementError {
     pub fn is_proven(&self) -> Option<bool> {
         match *self {
             PlacementError::Residency(_) => None,
-            PlacementError::Whole { is_proven, .. } | PlacementError::Region { is_proven, .. } => {
-                Some(is_proven)
-            }
+            PlacementError::Whole { budget, least, .. }
+            | PlacementError::Region { budget, least, .. } => Some(budget < least),
         }
     }
 }
@@ -308,20 +307,12 @@ impl Room<'_> {
         let beside = |slab: Bytes| slab.saturating_sub(persistent);
         let (needed, found) = (beside(proof.needed), beside(proof.reached));
         let whole = |behind: Bytes| reserve.total() + held + behind;
-        let (reached, is_proven) = (whole(found), budget < whole(needed));
+        let (least, reached) = (whole(needed), whole(found));
         match region.policy {
-            Policy::Device => PlacementError::Whole { budget, held, chunk, reached, is_proven },
+            Policy::Device => PlacementError::Whole { budget, held, chunk, reached, least },
             Policy::Host | Policy::Auto => {
                 let (region, reserve) = (held, *reserve);
-                PlacementError::Region {
-                    budget,
-                    reserve,
-                    region,
-                    chunk,
-                    needed,
-                    reached,
-                    is_proven,
-                }
+                PlacementError::Region { budget, reserve, region, chunk, needed, reached, least }
             }
         }
     }

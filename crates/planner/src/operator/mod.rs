@@ -64,6 +64,10 @@ pub enum Kind {
     Random,
     /// Writes into storages of its inputs.
     Mutating,
+    /// An optimizer's update of each element by itself: its first output lies in its first
+    /// argument, the parameter; its second argument is the gradient, and each further output, a
+    /// state, lies in the argument that follows.
+    Update,
     /// Computes nothing: its outputs lie in its input's storage.
     View,
 }
@@ -72,6 +76,11 @@ impl Operator {
     /// ATen overload name or `tightfit.*`.
     pub fn name(self) -> &'static str {
         self.row().name
+    }
+
+    /// Whether it is an optimizer's update of each element by itself.
+    pub fn is_update(self) -> bool {
+        self.row().kind == Kind::Update
     }
 
     /// Whether it takes part in communication between ranks, each of which keeps the order of such

@@ -271,9 +271,9 @@ operators! {
         movement::mean_of_pieces, [FLOAT] [] per_element::<1>(), Pure;
     // optimizers
     Adamw "tightfit.adamw" schema::ADAMW:
-        optimizer::adamw, [FLOAT] [] MOVES, Mutating;
+        optimizer::adamw, [FLOAT] [] MOVES, Update;
     Sgd "tightfit.sgd" schema::SGD:
-        optimizer::sgd, [FLOAT] [] MOVES, Mutating;
+        optimizer::sgd, [FLOAT] [] MOVES, Update;
     // views
     Alias "aten.alias.default" schema::UNARY:
         view::alias, [ANY] [] MOVES, View;

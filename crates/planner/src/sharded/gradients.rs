@@ -78,5 +78,5 @@ fn is_over_micro_batches(graph: &Graph, node: &Node) -> bool {
 
 /// An update of each element by itself.
 pub(super) fn is_update(node: &Node) -> bool {
-    matches!(node.operator, Some(Operator::Adamw | Operator::Sgd))
+    node.operator.is_some_and(Operator::is_update)
 }

@@ -1,5 +1,5 @@
-//! A trace, written event by event. Invariant: each event is text as soon as it is made, since a run
-//! that is traced has little memory left; and each has a line of its own.
+//! A trace, written event by event. Invariant: each event is text as soon as it is made, since a
+//! run that is traced has little memory left; and each has a line of its own.
 
 use serde_json::{Map, Value as Json, json};
 use tightfit::units::{Bytes, Seconds};

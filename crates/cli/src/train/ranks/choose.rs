@@ -155,7 +155,7 @@ struct Plans<'a> {
 
 impl Plans<'_> {
     /// A candidate with the plan of each rank, and with as much leeway for messages as fits.
-    fn roomy(&self, candidate: &Candidate) -> Result<Chosen> {
+    fn with_most_leeway(&self, candidate: &Candidate) -> Result<Chosen> {
         let early = Leeway { ahead: self.asked.ahead, ..Leeway::OF_SENDERS };
         let mut leeways = vec![early, Leeway::OF_SENDERS];
         leeways.dedup();
@@ -183,7 +183,7 @@ impl Plans<'_> {
     }
 
     /// A candidate with the plan of each rank.
-    fn of(&self, candidate: &Candidate, leeway: Leeway) -> Result<Chosen> {
+    fn with_leeway(&self, candidate: &Candidate, leeway: Leeway) -> Result<Chosen> {
         let &Plans { asked, known } = self;
         let Known { machine, seconds, unplanned, .. } = known;
         let step = asked.step;

@@ -14,9 +14,9 @@ use tightfit_engine::{
     Budget, Dataset, Executable, FitTask, FittedStep, Reserve, Step, fit_step, reserve,
 };
 
+use super::Way;
 use super::figures::Figures;
 use super::share::Share;
-use super::{Transport, Way};
 use crate::calls::{self, Subject};
 use crate::failure::{Failure, Result};
 use crate::train::Arguments;
@@ -78,7 +78,8 @@ impl Known {
         };
         // The smallest budget of the whole step is not that of a rank, and a rank has no more
         // memory.
-        let is_tried = (arguments.ranks.transport, budget) != (Transport::Mpi, Budget::Smallest);
+        let are_processes = arguments.ranks.transport.has_a_process_for_each_rank();
+        let is_tried = !are_processes || budget != Budget::Smallest;
         let costs = arguments.costs;
         let seconds = match is_tried || costs.roofline {
             true => calls::of_step(&whole.training, &machine, costs, &subject),

@@ -98,6 +98,16 @@ pub enum Transport {
     Mpi,
 }
 
+impl Transport {
+    /// Whether each rank is a process of its own, with memory of its own.
+    fn has_a_process_for_each_rank(self) -> bool {
+        match self {
+            Transport::Thread => false,
+            Transport::Mpi => true,
+        }
+    }
+}
+
 /// When gradients are exchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Reduce {

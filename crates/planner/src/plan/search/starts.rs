@@ -15,7 +15,8 @@ use crate::plan::search::repair::repair;
 use crate::plan::search::state::problem::{OpId, Problem};
 use crate::plan::search::state::{Event, State};
 use crate::tuning::starts::{
-    ATTEMPTS, FINEST, FIRST_WORK, INSTANTS, LEAST_FIRST_WORK, OVER, REPAIR_NOISE,
+    ATTEMPTS, FINEST, FIRST_WORK, INSTANTS, LEAST_FIRST_WORK, OVER, REPAIR_NOISE, ROUNDS,
+    TRIED_FIRST, TRIED_LATER,
 };
 use crate::units::Seconds;
 
@@ -49,7 +50,7 @@ impl Search<'_> {
         state.tree().values(&mut values, state.problem.len());
         let mut waiting = highest(&values, INSTANTS.get());
         let mut tried: Vec<OpId> = Vec::new();
-        for round in 0..3 {
+        for round in 0..ROUNDS.get() {
             for (number, at) in waiting.drain(..).enumerate() {
                 if round == 0 && number == INSTANTS.get() {
                     self.first_start(state, attempt, first);
@@ -64,7 +65,7 @@ impl Search<'_> {
                 return ControlFlow::Break(());
             }
             let before = attempt.best();
-            let most = if round == 0 { 3 } else { 2 };
+            let most = if round == 0 { TRIED_FIRST.get() } else { TRIED_LATER.get() };
             for at in self.untried(&tried, most, attempt.limit) {
                 tried.push(at);
                 self.start_from(at, state, attempt);
@@ -80,7 +81,6 @@ impl Search<'_> {
             if let Some(best) = self.best(attempt.limit.bytes()) {
                 waiting = tight(self.instance, &best.runs(), state.problem, attempt.limit);
                 waiting.retain(|at| self.instants.iter().all(|instant| instant.at != *at));
-                waiting.truncate(8);
             }
         }
         ControlFlow::Continue(())
