@@ -120,14 +120,18 @@ fn wrong_usage_is_refused() {
         ("--stages 2 --tier FOLDER", 2, "cannot be used with"),
         ("--stages 2 --replan", 2, "cannot be used with"),
         ("--stages 2 --schedule interleaved --microbatches 5", 2, "take a multiple of 2"),
-        ("--stages 2 --budget 1MiB", 10, "is known to fit in"),
+        ("--stages 2 --budget 1MiB --deadline 50ms", 10, "is known to fit in"),
         // Other cuts may fit.
-        ("--stages 2 --budget 1% --microbatches 4", 10, "of the cuts that were tried"),
+        (
+            "--stages 2 --budget 1% --microbatches 4 --deadline 50ms",
+            10,
+            "of the cuts that were tried",
+        ),
         ("--stages 2 --tier FOLDER --throttle 1MB/s", 2, "cannot be used with"),
         ("--stages 2 --tier FOLDER --no-overlap", 2, "cannot be used with"),
         ("--stages 2 --peer-deadline 0", 2, "a deadline of zero"),
         ("--stages 2 --planner nobody", 2, "checkpoint-always"),
-        ("--stages 2 --microbatches 4 --save /dev/full", 4, "could not be saved"),
+        ("--stages 2 --microbatches 4 --deadline 50ms --save /dev/full", 4, "could not be saved"),
     ] {
         let budget = if arguments.contains("--budget") { "" } else { "--budget 100%" };
         let common = "train corpus/steps/mlp-digits --steps 1";
