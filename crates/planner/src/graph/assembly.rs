@@ -6,28 +6,21 @@ use std::collections::HashMap;
 
 use serde_json::Number;
 
-use crate::graph::Graph;
 use crate::graph::builder::{GraphBuilder, NodeSpec, ValueSpec};
 use crate::graph::error::{GraphError, ReadError};
 use crate::graph::limits::MOST_OPERANDS;
 use crate::graph::node::Phase;
-use crate::graph::raw::{Name, RawArgument, RawNode, RawValue};
+use crate::graph::raw::{Name, RawArgument, RawNode, RawValue, makes};
 use crate::id::{MicroBatchId, ModuleId, NodeId, StorageId, ValueId};
 use crate::reading::Text;
 use crate::tensor::{Argument, DType};
 use crate::units::{Bytes, Flops, Seconds};
 
-/// The parts of a file so far.
+/// The nodes of a file so far.
 pub(super) struct Assembly {
     pub builder: GraphBuilder,
-    /// The file has said that it is of the supported format.
-    pub is_named: bool,
-    /// The first error in the graph, if any.
-    pub refusal: Option<ReadError>,
-    /// Values that outlive the step, by the file's ids.
-    pub outputs: Vec<u64>,
-    pub output_names: Option<Vec<String>>,
-    values: HashMap<u64, ValueId>,
+    /// Values by the file's ids.
+    pub values: HashMap<u64, ValueId>,
     nodes: HashMap<String, NodeId>,
     operands: usize,
 }
@@ -36,10 +29,6 @@ impl Default for Assembly {
     fn default() -> Assembly {
         Assembly {
             builder: GraphBuilder::new("").without_modules(),
-            is_named: false,
-            refusal: None,
-            outputs: Vec::new(),
-            output_names: None,
             values: HashMap::new(),
             nodes: HashMap::new(),
             operands: 0,
@@ -48,32 +37,24 @@ impl Default for Assembly {
 }
 
 impl Assembly {
-    /// Adds a storage.
-    pub fn storage(&mut self, index: usize, size: &Number) -> Result<(), ReadError> {
-        let bytes = bounded(Some(size), Bytes::LIMIT.0)
-            .map_err(|found| ReadError::StorageSize { index, found })?;
-        self.builder.storage(Bytes(bytes));
-        Ok(())
-    }
-
     /// Adds a node that comes after all of its inputs.
     pub fn node(&mut self, raw: RawNode) -> Result<(), ReadError> {
-        let made = raw.outputs.0.iter().flatten();
-        let own = |value| made.clone().any(|output| output.id == value);
         let refused = |error| match error {
-            ReadError::DanglingInput { value, .. } if own(value) => ReadError::too_early(error),
+            ReadError::DanglingInput { node, value } if makes(&raw.outputs.0, value) => {
+                GraphError::ReadBeforeProduced { node, value }.into()
+            }
             error => error,
         };
         self.count(&raw)?;
         let name = &raw.name.0;
         let inputs = self.all(name, &raw.inputs.0).map_err(refused)?;
         let overwrites = self.all(name, &raw.overwrites.0).map_err(refused)?;
-        let mut arguments = Vec::with_capacity(raw.args.0.len());
-        for argument in raw.args.0 {
+        let mut arguments = Vec::with_capacity(raw.args.len());
+        for argument in raw.args {
             arguments.push(self.argument(argument, name).map_err(refused)?);
         }
-        let mut keywords = Vec::with_capacity(raw.kwargs.0.len());
-        for (key, argument) in raw.kwargs.0 {
+        let mut keywords = Vec::with_capacity(raw.kwargs.len());
+        for (key, argument) in raw.kwargs {
             keywords.push((key, self.argument(argument, name).map_err(refused)?));
         }
         let outputs = raw
@@ -121,18 +102,6 @@ impl Assembly {
         Ok(())
     }
 
-    /// The verified graph.
-    pub fn graph(mut self) -> Result<Graph, ReadError> {
-        for value in self.outputs {
-            let id = self.values.get(&value).ok_or(ReadError::DanglingOutput { value })?;
-            self.builder.output(*id);
-        }
-        if let Some(names) = self.output_names {
-            self.builder.output_names(names);
-        }
-        Ok(self.builder.build()?)
-    }
-
     /// Counts the node's operands against the limit for all nodes together.
     fn count(&mut self, raw: &RawNode) -> Result<(), ReadError> {
         fn parts(argument: &RawArgument) -> usize {
@@ -152,10 +121,9 @@ impl Assembly {
         let extents = values.map(|value| {
             value.shape.0.len() + value.strides.as_ref().map_or(0, |strides| strides.0.len())
         });
-        let named = raw.kwargs.0.iter().map(|(_, argument)| argument);
         self.operands += raw.inputs.0.len() + raw.outputs.0.len() + raw.overwrites.0.len();
         self.operands += extents.sum::<usize>();
-        self.operands += raw.args.0.iter().chain(named).map(parts).sum::<usize>();
+        self.operands += raw.args.iter().chain(raw.kwargs.values()).map(parts).sum::<usize>();
         if self.operands > MOST_OPERANDS {
             return Err(ReadError::Operands { node: raw.name.0.clone() });
         }
@@ -202,6 +170,13 @@ impl Assembly {
             None => Err(ReadError::UnknownLink { node: node.to_string(), field, found }),
         }
     }
+}
+
+/// The bytes of the storage with this index.
+pub(super) fn storage_size(index: usize, size: &Number) -> Result<Bytes, ReadError> {
+    bounded(Some(size), Bytes::LIMIT.0)
+        .map(Bytes)
+        .map_err(|found| ReadError::StorageSize { index, found })
 }
 
 fn value_spec(raw: &RawValue, node: &str) -> Result<ValueSpec, ReadError> {

@@ -245,6 +245,11 @@ impl GraphBuilder {
         self.0.storages.push(bytes)
     }
 
+    /// Sets all storages at once: for a file, whose nodes may come before them.
+    pub(super) fn storages(&mut self, storages: PrimaryMap<StorageId, Bytes>) {
+        self.0.storages = storages;
+    }
+
     /// The id of the node that is added next.
     pub fn next_node(&self) -> NodeId {
         self.0.nodes.next_key()

@@ -478,16 +478,6 @@ impl ReadError {
         let found = if found.is_null() { "missing".to_string() } else { found.to_string() };
         ReadError::Version { found }
     }
-
-    /// An unknown value that is read is one that comes later.
-    pub(super) fn too_early(self) -> ReadError {
-        match self {
-            ReadError::DanglingInput { node, value } => {
-                GraphError::ReadBeforeProduced { node, value }.into()
-            }
-            other => other,
-        }
-    }
 }
 
 fn phases() -> String {

@@ -1,6 +1,7 @@
 //! A node as in a file: numbers that are not yet checked against their ranges, values by the file's
 //! own ids. Invariant: the size of one node is bounded, whatever its text says.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Deserialize;
@@ -26,10 +27,10 @@ pub(super) struct RawNode {
     pub inputs: OfANode<u64>,
     #[serde(default)]
     pub outputs: OfANode<Option<RawValue>>,
-    #[serde(default)]
-    pub args: RawArguments,
-    #[serde(default)]
-    pub kwargs: RawKeywords,
+    #[serde(default, deserialize_with = "arguments")]
+    pub args: Vec<RawArgument>,
+    #[serde(default, deserialize_with = "keywords")]
+    pub kwargs: BTreeMap<String, RawArgument>,
     pub flops: Option<Number>,
     pub bytes_read: Option<Number>,
     pub bytes_written: Option<Number>,
@@ -59,22 +60,9 @@ pub(super) struct RawValue {
     pub offset: Option<Number>,
 }
 
-/// Only the values that a node makes.
-#[derive(Deserialize)]
-pub(super) struct RawOutputs {
-    #[serde(default)]
-    outputs: OfANode<Option<RawId>>,
-}
-
-#[derive(Deserialize)]
-struct RawId {
-    id: u64,
-}
-
-impl RawOutputs {
-    pub fn contain(&self, value: u64) -> bool {
-        self.outputs.0.iter().flatten().any(|output| output.id == value)
-    }
+/// Whether the value with this id is among the outputs.
+pub(super) fn makes(outputs: &[Option<RawValue>], value: u64) -> bool {
+    outputs.iter().flatten().any(|output| output.id == value)
 }
 
 /// One argument.
@@ -92,61 +80,59 @@ pub(super) enum RawArgument {
     Unknown(String),
 }
 
-/// The arguments of one call by position.
-#[derive(Default)]
-pub(super) struct RawArguments(pub Vec<RawArgument>);
-
-/// The arguments of one call by name, in the order of their names.
-#[derive(Default)]
-pub(super) struct RawKeywords(pub Vec<(String, RawArgument)>);
-
-impl<'de> Deserialize<'de> for RawArguments {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<RawArguments, D::Error> {
-        struct List;
-        impl<'de> Visitor<'de> for List {
-            type Value = RawArguments;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a sequence")
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<RawArguments, A::Error> {
-                let mut left = MOST_OF_A_NODE;
-                let mut arguments = Vec::new();
-                while let Some(argument) =
-                    list.next_element_seed(OneArgument { left: &mut left, depth: 0 })?
-                {
-                    arguments.push(argument);
-                }
-                Ok(RawArguments(arguments))
-            }
-        }
-        deserializer.deserialize_seq(List)
-    }
+/// Reads the arguments of one call by position.
+fn arguments<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<RawArgument>, D::Error> {
+    let mut left = MOST_OF_A_NODE;
+    deserializer.deserialize_seq(List { left: &mut left, depth: 0 })
 }
 
-impl<'de> Deserialize<'de> for RawKeywords {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<RawKeywords, D::Error> {
-        struct Entries;
-        impl<'de> Visitor<'de> for Entries {
-            type Value = RawKeywords;
+/// Reads the arguments of one call by name. Of several with the same name, the last counts.
+fn keywords<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<BTreeMap<String, RawArgument>, D::Error> {
+    struct Keywords;
+    impl<'de> Visitor<'de> for Keywords {
+        type Value = BTreeMap<String, RawArgument>;
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a map")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawKeywords, A::Error> {
-                let mut left = MOST_OF_A_NODE;
-                // Of several with the same name, the last counts.
-                let mut arguments = std::collections::BTreeMap::new();
-                while let Some(Text(key)) = map.next_key::<Name>()? {
-                    let seed = OneArgument { left: &mut left, depth: 0 };
-                    arguments.insert(key, map.next_value_seed(seed)?);
-                }
-                Ok(RawKeywords(arguments.into_iter().collect()))
-            }
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a map")
         }
-        deserializer.deserialize_map(Entries)
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut left = MOST_OF_A_NODE;
+            let mut keywords = BTreeMap::new();
+            while let Some(Text(key)) = map.next_key::<Name>()? {
+                let seed = OneArgument { left: &mut left, depth: 0 };
+                keywords.insert(key, map.next_value_seed(seed)?);
+            }
+            Ok(keywords)
+        }
+    }
+    deserializer.deserialize_map(Keywords)
+}
+
+/// Reads a list of arguments.
+struct List<'a> {
+    /// The number of further parts that the call may have.
+    left: &'a mut usize,
+    /// The number of lists around each of them.
+    depth: usize,
+}
+
+impl<'de> Visitor<'de> for List<'_> {
+    type Value = Vec<RawArgument>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        let List { left, depth } = self;
+        let mut arguments = Vec::new();
+        while let Some(argument) = list.next_element_seed(OneArgument { left, depth })? {
+            arguments.push(argument);
+        }
+        Ok(arguments)
     }
 }
 
@@ -200,15 +186,10 @@ impl<'de> Visitor<'de> for OneArgument<'_> {
         Ok(RawArgument::None)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<RawArgument, A::Error> {
-        let mut parts = Vec::new();
+    fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<RawArgument, A::Error> {
         let depth = self.depth + 1;
-        while let Some(part) =
-            list.next_element_seed(OneArgument { left: &mut *self.left, depth })?
-        {
-            parts.push(part);
-        }
-        Ok(if depth > DEEPEST_LIST { RawArgument::Deep } else { RawArgument::List(parts) })
+        let arguments = List { left: self.left, depth }.visit_seq(list)?;
+        Ok(if depth > DEEPEST_LIST { RawArgument::Deep } else { RawArgument::List(arguments) })
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawArgument, A::Error> {
@@ -239,25 +220,9 @@ const VALUE: &str = "value";
 const OF_A_NUMBER: usize = 16;
 
 /// A key of an argument that is an object.
+#[derive(Deserialize)]
+#[serde(field_identifier, rename_all = "snake_case")]
 enum Key {
     Value,
     Other(String),
-}
-
-impl<'de> Deserialize<'de> for Key {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Key, D::Error> {
-        struct Name;
-        impl Visitor<'_> for Name {
-            type Value = Key;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a key")
-            }
-
-            fn visit_str<E: Error>(self, key: &str) -> Result<Key, E> {
-                Ok(if key == VALUE { Key::Value } else { Key::Other(key.to_string()) })
-            }
-        }
-        deserializer.deserialize_identifier(Name)
-    }
 }

@@ -5,17 +5,13 @@
 use std::io::{self, BufReader, Cursor, Read};
 
 use flate2::read::MultiGzDecoder;
-use serde::Deserialize;
-use serde::de::DeserializeSeed;
-use serde_json::Deserializer;
 
 use crate::exit::{Coded, Exit, coded};
 use crate::graph::Graph;
-use crate::graph::assembly::Assembly;
 use crate::graph::document::Document;
 use crate::graph::error::{GraphError, ReadError};
 use crate::graph::limits::{FORMAT, HELD_TEXT, LONGEST_NAME, MOST_OF_AN_EVENT, MOST_TEXT};
-use crate::reading::{Bounded, BoundedText, Excess, Within, excess};
+use crate::reading::{BoundedText, Excess, Object, Within, excess, format_of};
 
 /// The first bytes of gzip.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
@@ -64,45 +60,22 @@ fn text(source: impl Read, failed: fn(io::Error) -> ReadError) -> Result<Graph, 
         return held(&start);
     }
     let text = BoundedText::new(Cursor::new(start).chain(text), ESCAPED * LONGEST_NAME);
-    let mut json = Deserializer::from_reader(BufReader::with_capacity(1 << 16, text));
-    match parsed(&mut json, &mut Assembly::default()) {
-        Err(ReadError::Json(error)) if error.is_io() => Err(refused(error.into())),
-        result => result,
+    match serde_json::from_reader(BufReader::with_capacity(1 << 16, text)) {
+        Ok(Object::<Document>(document)) => document.graph(),
+        Err(error) if error.is_io() => Err(refused(error.into())),
+        Err(error) => Err(error.into()),
     }
 }
 
 /// Reads a text that is in memory.
 fn held(text: &[u8]) -> Result<Graph, ReadError> {
-    let mut assembly = Assembly::default();
-    match parsed(&mut Deserializer::from_slice(text), &mut assembly) {
+    match serde_json::from_slice(text) {
+        Ok(Object::<Document>(document)) => document.graph(),
         // A file of another format need not have the structure of this one.
-        Err(error @ ReadError::Json(_)) if !assembly.is_named => {
-            #[derive(Deserialize)]
-            struct Header {
-                #[serde(default)]
-                format: Bounded<MOST_OF_AN_EVENT>,
-            }
-            let header: Option<Header> = serde_json::from_slice(text).ok();
-            match header.filter(|header| header.format.0 != FORMAT) {
-                Some(header) => Err(ReadError::version(&header.format.0)),
-                None => Err(error),
-            }
-        }
-        result => result,
-    }
-}
-
-fn parsed<'de, R: serde_json::de::Read<'de>>(
-    json: &mut Deserializer<R>,
-    assembly: &mut Assembly,
-) -> Result<Graph, ReadError> {
-    let parsed = Document(assembly).deserialize(&mut *json).and_then(|()| json.end());
-    match assembly.refusal.take() {
-        Some(refusal) => Err(refusal),
-        None => {
-            parsed?;
-            std::mem::take(assembly).graph()
-        }
+        Err(error) => Err(match format_of::<MOST_OF_AN_EVENT>(text) {
+            Some(format) if format != FORMAT => ReadError::version(&format),
+            _ => error.into(),
+        }),
     }
 }
 

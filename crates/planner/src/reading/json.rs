@@ -1,57 +1,110 @@
 //! JSON within limits, for the fields of files. Invariant: a list, a table, a text or a value is
 //! refused at the first part beyond its limit, so that never more than the limit is held.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::marker::PhantomData;
 
 use serde::Deserialize;
-use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-/// A list of at most `MOST` parts.
-#[derive(Clone, Debug, PartialEq)]
-pub struct AtMost<T, const MOST: usize>(pub Vec<T>);
+/// Reads a list of which each part is taken as soon as it is read. After the first part that is
+/// refused, the rest of the list is skipped; the result is that refusal.
+pub struct Each<T, F> {
+    what: &'static str,
+    most: usize,
+    take: F,
+    part: PhantomData<T>,
+}
 
-impl<T, const MOST: usize> Default for AtMost<T, MOST> {
-    fn default() -> Self {
-        AtMost(Vec::new())
+impl<T, F> Each<T, F> {
+    /// At most `most` parts go to `take`; `what` names the list, with an article.
+    pub fn new(what: &'static str, most: usize, take: F) -> Each<T, F> {
+        Each { what, most, take, part: PhantomData }
     }
 }
 
-impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for AtMost<T, MOST> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct List<T, const MOST: usize>(PhantomData<T>);
-        impl<'de, T: Deserialize<'de>, const MOST: usize> Visitor<'de> for List<T, MOST> {
-            type Value = Vec<T>;
+impl<'de, T, R, F> DeserializeSeed<'de> for Each<T, F>
+where
+    T: Deserialize<'de>,
+    F: FnMut(T) -> Result<(), R>,
+{
+    type Value = Result<(), R>;
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a sequence")
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+}
+
+impl<'de, T, R, F> Visitor<'de> for Each<T, F>
+where
+    T: Deserialize<'de>,
+    F: FnMut(T) -> Result<(), R>,
+{
+    type Value = Result<(), R>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.what)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut list: A) -> Result<Self::Value, A::Error> {
+        let mut count = 0;
+        while let Some(part) = list.next_element()? {
+            if count == self.most {
+                return Err(too_many(self.what, self.most));
             }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<T>, A::Error> {
-                let mut parts = Vec::new();
-                while let Some(part) = list.next_element()? {
-                    if parts.len() == MOST {
-                        return Err(too_many("a list", MOST));
-                    }
-                    parts.push(part);
-                }
-                Ok(parts)
+            count += 1;
+            if let Err(refusal) = (self.take)(part) {
+                while list.next_element::<IgnoredAny>()?.is_some() {}
+                return Ok(Err(refusal));
             }
         }
-        deserializer.deserialize_seq(List::<T, MOST>(PhantomData)).map(AtMost)
+        Ok(Ok(()))
+    }
+}
+
+/// A list of at most `MOST` parts.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct AtMost<T, const MOST: usize>(pub Vec<T>);
+
+impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for AtMost<T, MOST> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut parts = Vec::new();
+        let take = |part| -> Result<(), Infallible> {
+            parts.push(part);
+            Ok(())
+        };
+        let Ok(()) = Each::new("a list", MOST, take).deserialize(deserializer)?;
+        Ok(AtMost(parts))
+    }
+}
+
+/// A struct that is read from an object alone: a derived reader also takes a list of its fields.
+pub struct Object<T>(pub T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
+            type Value = T;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map))
+            }
+        }
+        deserializer.deserialize_map(Fields(PhantomData)).map(Object)
     }
 }
 
 /// A table of at most `MOST` entries, in the order of the file; no key occurs twice.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Table<K, V, const MOST: usize>(pub Vec<(K, V)>);
-
-impl<K, V, const MOST: usize> Default for Table<K, V, MOST> {
-    fn default() -> Self {
-        Table(Vec::new())
-    }
-}
 
 impl<'de, K, V, const MOST: usize> Deserialize<'de> for Table<K, V, MOST>
 where
@@ -221,8 +274,19 @@ impl<'de> Visitor<'de> for Parts<'_> {
     }
 }
 
+/// The `format` of a file that need not have the structure of any; null if it names none.
+pub(crate) fn format_of<const MOST: usize>(text: &[u8]) -> Option<Value> {
+    #[derive(Deserialize)]
+    struct Header<const MOST: usize> {
+        #[serde(default)]
+        format: Bounded<MOST>,
+    }
+    let header: Option<Header<MOST>> = serde_json::from_slice(text).ok();
+    header.map(|header| header.format.0)
+}
+
 /// The refusal of a list or a table that is too long.
-pub(crate) fn too_many<E: Error>(what: &str, most: usize) -> E {
+fn too_many<E: Error>(what: &str, most: usize) -> E {
     E::custom(format_args!("{what} has more than {most} parts, the most that are read"))
 }
 
@@ -247,6 +311,35 @@ mod tests {
         assert_eq!(table.0, [("b".to_string(), 1), ("a".to_string(), 2)]);
         let error = from_str::<Table<String, u8, 1>>(r#"{"b": 1, "a": 2, ?"#).unwrap_err();
         assert!(error.to_string().contains("a table has more than 1 parts"), "{error}");
+    }
+
+    #[test]
+    fn parts_are_taken_until_one_is_refused() {
+        let mut taken = Vec::new();
+        let take = |part: u64| {
+            taken.push(part);
+            if part < 3 { Ok(()) } else { Err(part) }
+        };
+        // What comes after the part that is refused may be anything.
+        let mut text = serde_json::Deserializer::from_str(r#"[1, 5, "x", []]"#);
+        let refused = Each::new("a list", 2, take).deserialize(&mut text).unwrap();
+        assert_eq!((refused, taken), (Err(5), vec![1, 5]));
+        let mut text = serde_json::Deserializer::from_str("7");
+        let take = |_: u64| Ok::<(), ()>(());
+        let error = Each::new("a list of sizes", 2, take).deserialize(&mut text).unwrap_err();
+        assert!(error.to_string().contains("expected a list of sizes"), "{error}");
+    }
+
+    #[test]
+    fn an_object_is_no_list_of_its_fields() {
+        #[derive(Debug, Deserialize, PartialEq)]
+        struct Point {
+            x: u8,
+        }
+        assert_eq!(from_str::<Object<Point>>(r#"{"x": 1}"#).unwrap().0, Point { x: 1 });
+        assert_eq!(from_str::<Point>("[1]").unwrap(), Point { x: 1 });
+        let error = from_str::<Object<Point>>("[1]").map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("invalid type: sequence, expected an object"), "{error}");
     }
 
     #[test]

@@ -6,5 +6,5 @@ mod json;
 
 pub(crate) use bytes::{BoundedText, Within};
 pub use bytes::{Excess, excess, in_full};
-pub use json::{AtMost, Bounded, Table, Text};
-pub(crate) use json::{Parts, too_many};
+pub use json::{AtMost, Bounded, Each, Object, Table, Text};
+pub(crate) use json::{Parts, format_of};

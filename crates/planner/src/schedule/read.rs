@@ -7,7 +7,7 @@ use std::fmt;
 
 use cranelift_entity::{EntityRef, SecondaryMap};
 use serde::Deserialize;
-use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 use serde_json::Value as Json;
 
 use crate::graph::Graph;
@@ -15,7 +15,7 @@ use crate::graph::limits::{
     LONGEST_NAME, MOST_BUFFERS, MOST_INSTRUCTIONS, MOST_OF_A_CALL, MOST_OF_AN_EVENT, MOST_PLAN,
 };
 use crate::id::{BufferId, LaneId, MOST_IDS, MicroBatchId, NodeId, RankId, TierId, TransferId};
-use crate::reading::{AtMost, Bounded, Excess, Table, Text, too_many};
+use crate::reading::{AtMost, Bounded, Each, Excess, Table, Text, format_of};
 use crate::schedule::format::{FORMAT, PlanFileError};
 use crate::schedule::instruction::{Buffer, Call, Instruction, Schedule};
 use crate::schedule::transfer::{Movement, Transfer};
@@ -25,7 +25,7 @@ use crate::units::Bytes;
 #[derive(Deserialize)]
 struct RawPlan {
     #[serde(default)]
-    format: RawFormat,
+    format: Bounded<MOST_OF_AN_EVENT>,
     graph: Text<LONGEST_NAME>,
     planner: Text<LONGEST_NAME>,
     budget_bytes: u64,
@@ -40,8 +40,6 @@ struct RawPlan {
     #[serde(rename = "instructions")]
     _instructions: IgnoredAny,
 }
-
-type RawFormat = Bounded<MOST_OF_AN_EVENT>;
 
 struct RawBuffer {
     bytes: u64,
@@ -79,14 +77,8 @@ pub fn read(graph: &Graph, bytes: &[u8]) -> Result<Schedule, PlanFileError> {
         buffers: raw.buffers.0.len(),
         placeholders: BTreeMap::new(),
         instructions: Vec::new(),
-        refusal: None,
     };
-    let mut text = serde_json::Deserializer::from_slice(bytes);
-    let parsed = Parts(&mut reader).deserialize(&mut text);
-    match reader.refusal {
-        Some(refusal) => return Err(refusal),
-        None => parsed?,
-    }
+    Parts(&mut reader).deserialize(&mut serde_json::Deserializer::from_slice(bytes))??;
     transfers_are_few(&reader.instructions)?;
     Ok(Schedule {
         graph: actual,
@@ -107,27 +99,17 @@ pub fn read(graph: &Graph, bytes: &[u8]) -> Result<Schedule, PlanFileError> {
 
 /// The plan, in the supported format.
 fn raw(bytes: &[u8]) -> Result<RawPlan, PlanFileError> {
-    #[derive(Deserialize)]
-    struct Header {
-        #[serde(default)]
-        format: RawFormat,
-    }
-    let (raw, format) = match serde_json::from_slice::<RawPlan>(bytes) {
-        Ok(mut raw) => {
-            let format = std::mem::take(&mut raw.format.0);
-            (Ok(raw), format)
-        }
+    let raw = serde_json::from_slice::<RawPlan>(bytes);
+    let format = match &raw {
+        Ok(raw) => Some(raw.format.0.clone()),
         // A file of another format need not have the structure of this one.
-        Err(error) => match serde_json::from_slice::<Header>(bytes) {
-            Ok(header) => (Err(error.into()), header.format.0),
-            Err(_) => return Err(error.into()),
-        },
+        Err(_) => format_of::<MOST_OF_AN_EVENT>(bytes),
     };
-    if format == FORMAT {
-        return raw;
+    match format {
+        Some(Json::Null) => Err(PlanFileError::Version { found: "missing".to_string() }),
+        Some(found) if found != FORMAT => Err(PlanFileError::Version { found: found.to_string() }),
+        _ => Ok(raw?),
     }
-    let found = if format.is_null() { "missing".to_string() } else { format.to_string() };
-    Err(PlanFileError::Version { found })
 }
 
 fn small(x: u64) -> Result<u64, PlanFileError> {
@@ -173,8 +155,6 @@ struct Reader<'a> {
     buffers: usize,
     placeholders: BTreeMap<NodeId, Vec<BufferId>>,
     instructions: Vec<Instruction>,
-    /// The first error in them.
-    refusal: Option<PlanFileError>,
 }
 
 /// The placeholders and the instructions of a plan, one by one.
@@ -190,95 +170,68 @@ enum Part {
 }
 
 impl<'de> DeserializeSeed<'de> for Parts<'_, '_> {
-    type Value = ();
+    type Value = Result<(), PlanFileError>;
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
         deserializer.deserialize_map(self)
     }
 }
 
 impl<'de> Visitor<'de> for Parts<'_, '_> {
-    type Value = ();
+    type Value = Result<(), PlanFileError>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a plan")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let reader = self.0;
+        let mut all = Ok(());
         while let Some(part) = map.next_key()? {
-            match part {
-                Part::Placeholders => map.next_value_seed(Placeholders(&mut *self.0))?,
-                Part::Instructions => map.next_value_seed(Instructions(&mut *self.0))?,
+            let read = match part {
+                Part::Placeholders => map.next_value_seed(Placeholders(reader))?,
+                Part::Instructions => {
+                    let add = |Bounded(json): Bounded<MOST_OF_A_CALL>| reader.add(&json);
+                    let what = "a plan's list of instructions";
+                    map.next_value_seed(Each::new(what, MOST_INSTRUCTIONS, add))?
+                }
                 Part::Other => {
                     map.next_value::<IgnoredAny>()?;
+                    Ok(())
                 }
-            }
+            };
+            all = all.and(read);
         }
-        Ok(())
+        Ok(all)
     }
 }
 
 struct Placeholders<'a, 'g>(&'a mut Reader<'g>);
 
 impl<'de> DeserializeSeed<'de> for Placeholders<'_, '_> {
-    type Value = ();
+    type Value = Result<(), PlanFileError>;
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
         deserializer.deserialize_map(self)
     }
 }
 
 impl<'de> Visitor<'de> for Placeholders<'_, '_> {
-    type Value = ();
+    type Value = Result<(), PlanFileError>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a map from placeholders to buffers")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         while let Some(Text(node)) = map.next_key::<Text<LONGEST_NAME>>()? {
             let Bounded(found) = map.next_value::<Bounded<MOST_OF_AN_EVENT>>()?;
             if let Err(refusal) = self.0.placeholder(node, &found) {
-                self.0.refusal = Some(refusal);
-                return Err(A::Error::custom("refused"));
+                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+                return Ok(Err(refusal));
             }
         }
-        Ok(())
-    }
-}
-
-struct Instructions<'a, 'g>(&'a mut Reader<'g>);
-
-impl<'de> DeserializeSeed<'de> for Instructions<'_, '_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_seq(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Instructions<'_, '_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a sequence of instructions")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
-        let reader = self.0;
-        while let Some(Bounded(json)) = list.next_element::<Bounded<MOST_OF_A_CALL>>()? {
-            if reader.instructions.len() == MOST_INSTRUCTIONS {
-                return Err(too_many("a plan's list of instructions", MOST_INSTRUCTIONS));
-            }
-            match reader.instruction(reader.instructions.len(), &json) {
-                Ok(instruction) => reader.instructions.push(instruction),
-                Err(refusal) => {
-                    reader.refusal = Some(refusal);
-                    return Err(A::Error::custom("refused"));
-                }
-            }
-        }
-        Ok(())
+        Ok(Ok(()))
     }
 }
 
@@ -312,6 +265,12 @@ impl Reader<'_> {
         } else {
             Err(PlanFileError::UnknownBuffer { buffer, count: self.buffers })
         })
+    }
+
+    /// Adds the next instruction.
+    fn add(&mut self, json: &Json) -> Result<(), PlanFileError> {
+        self.instructions.push(self.instruction(self.instructions.len(), json)?);
+        Ok(())
     }
 
     fn instruction(&self, index: usize, json: &Json) -> Result<Instruction, PlanFileError> {

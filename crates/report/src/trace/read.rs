@@ -4,12 +4,10 @@
 use std::fmt;
 
 use serde::Deserialize;
-use serde::de::{
-    DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor,
-};
+use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 use serde_json::Value as Json;
 use tightfit::graph::limits::{LONGEST_NAME, MOST_EVENTS, MOST_OF_AN_EVENT};
-use tightfit::reading::{Bounded, Text};
+use tightfit::reading::{Bounded, Each, Text};
 use tightfit::units::{Bytes, Seconds};
 
 use crate::role::{ByRole, Role};
@@ -74,14 +72,21 @@ impl<'de> Visitor<'de> for Whole<'_> {
         while let Some(field) = map.next_key()? {
             match field {
                 Field::About => about = Some(map.next_value::<RawAbout>()?),
-                Field::Events => events = Some(map.next_value_seed(Events(&mut *self.0))?),
+                Field::Events => {
+                    let mut read = Read::default();
+                    let add = |event| read.add(event);
+                    let what = "a trace's list of events";
+                    let added = map.next_value_seed(Each::new(what, MOST_EVENTS, add))?;
+                    *self.0 = self.0.take().or(added.err());
+                    events = Some(read);
+                }
                 Field::Other => {
                     map.next_value::<IgnoredAny>()?;
                 }
             }
         }
         let about = about.ok_or_else(|| A::Error::missing_field("otherData"))?;
-        let Read { calls, transfers, memory, below } =
+        let Read { calls, transfers, memory, below, .. } =
             events.ok_or_else(|| A::Error::missing_field("traceEvents"))?;
         Ok(Trace {
             graph: about.graph.0,
@@ -105,53 +110,27 @@ struct Read {
     transfers: Vec<TracedTransfer>,
     memory: Vec<MemoryMark>,
     below: Vec<MemoryMark>,
+    /// The number of events so far.
+    count: usize,
 }
 
-/// The events of a trace, each converted as soon as it is read.
-struct Events<'a>(&'a mut Option<TraceError>);
-
-impl<'de> DeserializeSeed<'de> for Events<'_> {
-    type Value = Read;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_seq(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Events<'_> {
-    type Value = Read;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a list of events")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
-        let mut all = Read::default();
-        let mut index = 0;
-        while let Some(event) = list.next_element::<RawEvent>()? {
-            let read = match event.ph.0.as_str() {
-                _ if index == MOST_EVENTS => {
-                    Err(event.wrong(index, "a trace has fewer events than that"))
-                }
-                "X" if [LANES[2].0, LANES[3].0].contains(&event.cat.0.as_str()) => {
-                    event.transfer(index).map(|transfer| all.transfers.push(transfer))
-                }
-                // They repeat what transfers and calls say.
-                "X" if [LANES[4].0, CATEGORY].contains(&event.cat.0.as_str()) => Ok(()),
-                "X" => event.call(index).map(|call| all.calls.push(call)),
-                "C" if event.name.0 == MEMORY => {
-                    event.mark(index).map(|mark| all.memory.push(mark))
-                }
-                "C" if event.name.0 == BELOW => event.mark(index).map(|mark| all.below.push(mark)),
-                _ => Ok(()),
-            };
-            if let Err(refusal) = read {
-                *self.0 = Some(refusal);
-                return Err(A::Error::custom("refused"));
+impl Read {
+    /// Converts the next event.
+    fn add(&mut self, event: RawEvent) -> Result<(), TraceError> {
+        let index = self.count;
+        self.count += 1;
+        match event.ph.0.as_str() {
+            "X" if [LANES[2].0, LANES[3].0].contains(&event.cat.0.as_str()) => {
+                self.transfers.push(event.transfer(index)?);
             }
-            index += 1;
+            // They repeat what transfers and calls say.
+            "X" if [LANES[4].0, CATEGORY].contains(&event.cat.0.as_str()) => {}
+            "X" => self.calls.push(event.call(index)?),
+            "C" if event.name.0 == MEMORY => self.memory.push(event.mark(index)?),
+            "C" if event.name.0 == BELOW => self.below.push(event.mark(index)?),
+            _ => {}
         }
-        Ok(all)
+        Ok(())
     }
 }
 

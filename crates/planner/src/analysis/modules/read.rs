@@ -4,14 +4,14 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
 use crate::analysis::modules::{
     Milliseconds, ModuleInfo, ModuleInfoError, ModuleOrders, ModuleStats, Segment, TradeoffCurve,
 };
 use crate::graph::limits::{MOST_MODULES, MOST_OF_A_MODULE, MOST_STATISTICS};
-use crate::reading::{Bounded, Excess, too_many};
+use crate::reading::{Bounded, Each, Excess};
 use crate::units::{Bytes, Seconds};
 
 pub fn read(text: &[u8]) -> Result<ModuleInfo, ModuleInfoError> {
@@ -117,7 +117,17 @@ impl<'de> Visitor<'de> for Info<'_> {
                 "mod_order" => {
                     file.order = Some(map.next_value::<Bounded<{ 4 * MOST_MODULES + 8 }>>()?.0);
                 }
-                "mod_stats" => file.stats = Some(map.next_value_seed(Modules { refusal })?),
+                "mod_stats" => {
+                    let mut modules = Vec::new();
+                    let add = |Bounded(stats): Bounded<MOST_OF_A_MODULE>| {
+                        modules.push(module(modules.len(), &stats)?);
+                        Ok(())
+                    };
+                    let what = "the list `mod_stats`";
+                    let added = map.next_value_seed(Each::new(what, MOST_MODULES, add))?;
+                    *refusal = refusal.take().or(added.err());
+                    file.stats = Some(modules);
+                }
                 "module_info" if self.is_whole => {
                     let info = Info { refusal, is_whole: false };
                     file.nested = Some(Box::new(map.next_value_seed(info)?));
@@ -134,44 +144,6 @@ impl<'de> Visitor<'de> for Info<'_> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<File, A::Error> {
         while list.next_element::<IgnoredAny>()?.is_some() {}
         Ok(File::default())
-    }
-}
-
-/// Reads the statistics of each module.
-struct Modules<'a> {
-    refusal: &'a mut Option<ModuleInfoError>,
-}
-
-impl<'de> DeserializeSeed<'de> for Modules<'_> {
-    type Value = Vec<(ModuleStats, Milliseconds)>;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_seq(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Modules<'_> {
-    type Value = Vec<(ModuleStats, Milliseconds)>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a list of statistics")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
-        let mut modules = Vec::new();
-        while let Some(Bounded(stats)) = list.next_element::<Bounded<MOST_OF_A_MODULE>>()? {
-            if modules.len() == MOST_MODULES {
-                return Err(too_many("`mod_stats`", MOST_MODULES));
-            }
-            match module(modules.len(), &stats) {
-                Ok(read) => modules.push(read),
-                Err(refusal) => {
-                    *self.refusal = Some(refusal);
-                    return Err(A::Error::custom("refused"));
-                }
-            }
-        }
-        Ok(modules)
     }
 }
 
