@@ -33,7 +33,8 @@ fn orders_stand_with_the_fastest_first() {
     let layers = |stage: &Value| stage["layers"].as_array().unwrap().len();
     let stages = result["stages"].as_array().unwrap();
     assert!(stages.iter().all(|stage| layers(stage) > 0));
-    let words = run(folder.path(), &format!("{LLAMA} --budget 40GB --deadline 300ms")).done().stdout;
+    let words =
+        run(folder.path(), &format!("{LLAMA} --budget 40GB --deadline 300ms")).done().stdout;
     assert!(words.contains("llama_1b_b2_s2048: 16 micro-batches on 8 × a100-80gb"), "{words}");
     assert!(words.contains("rank7 "), "{words}");
 }

@@ -107,7 +107,12 @@ fn views_are_views_and_mutations_mutate() {
             let node = &graph.nodes()[id];
             let kind = operator.row().kind;
             assert_eq!(kind == Kind::View, graph.is_view(id), "`{}`", node.name);
-            assert_eq!(kind == Kind::Mutating, node.mutates, "`{}`", node.name);
+            assert_eq!(
+                matches!(kind, Kind::Mutating | Kind::Update),
+                node.mutates,
+                "`{}`",
+                node.name
+            );
             assert_eq!(kind == Kind::Random, node.random, "`{}`", node.name);
         }
     }
