@@ -52,7 +52,7 @@ impl<T: Scale> Tuned<T> {
 /// What a figure may be.
 #[cfg(feature = "ablation")]
 pub trait Scale: Copy + std::fmt::Debug {
-    /// It, multiplied; whole numbers are rounded.
+    /// It, multiplied; whole numbers are rounded, and what is at most 1, such as a share, stays so.
     fn scaled(self, factor: f64) -> Self;
 }
 
@@ -73,14 +73,14 @@ whole_numbers!(u32, u64, i64, usize);
 #[cfg(feature = "ablation")]
 impl Scale for f64 {
     fn scaled(self, factor: f64) -> f64 {
-        self * factor
+        if self <= 1.0 { (self * factor).min(1.0) } else { self * factor }
     }
 }
 
 #[cfg(feature = "ablation")]
 impl<const N: usize> Scale for [f64; N] {
     fn scaled(self, factor: f64) -> Self {
-        self.map(|value| value * factor)
+        self.map(|value| value.scaled(factor))
     }
 }
 

@@ -20,10 +20,6 @@ use crate::tuning::sequences::{
 };
 use crate::units::{Bytes, Seconds};
 
-/// Fraction of the whole time for each of the two halves of one level.
-fn of_a_look() -> f64 {
-    SEARCH.get() / f64::from(2 * LEVELS.get())
-}
 /// Bytes per second of lanes that take next to no time.
 const INSTANT: f64 = 1e15;
 
@@ -343,6 +339,11 @@ pub fn with_instant_lanes(profile: &Profile) -> Profile {
         lane.link = Link { latency: Seconds(0.0), bandwidth: INSTANT };
     }
     instant
+}
+
+/// Fraction of the whole time for each of the two halves of one level.
+fn of_a_look() -> f64 {
+    SEARCH.get() / f64::from(2 * LEVELS.get())
 }
 
 /// A share of the whole time, as a fraction of the remaining time.
