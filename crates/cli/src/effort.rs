@@ -53,7 +53,8 @@ impl Limits {
         let needs_deadline = matches!(planner, Planner::Exact | Planner::Offload);
         let is_endless = self.iterations.is_some() && !needs_deadline;
         let default = if is_endless { Seconds(f64::INFINITY) } else { DEADLINE };
-        let floor = match self.deadline.or(needs_deadline.then_some(DEADLINE)) {
+        let limit = self.deadline.or(needs_deadline.then_some(DEADLINE));
+        let floor = match limit {
             // All floors together take at most about as long as the search itself.
             Some(deadline) => {
                 let all = (deadline.0 * operations_of_a_second(planner)) as u64;
@@ -68,6 +69,7 @@ impl Limits {
             floor,
             floor_beside: floor.min(Effort::FLOOR),
             deadline: self.deadline.unwrap_or(default),
+            grace: limit.map(Effort::grace_of),
             clock,
         }
     }

@@ -20,6 +20,9 @@ pub struct Effort<'a> {
     pub floor_beside: u64,
     /// The time since the search began after which it stops.
     pub deadline: Seconds,
+    /// How long after a deadline that the caller chose floors count, a first plan may be sought, or
+    /// a refusal turned into a plan; absent if the caller chose none: then nothing limits these.
+    pub grace: Option<Seconds>,
     /// The time, from any fixed origin. A clock that jumps to infinity ends the search; this is how
     /// an interruption is signalled.
     pub clock: &'a (dyn Fn() -> Seconds + Sync),
@@ -33,9 +36,10 @@ impl Effort<'_> {
     /// within it on graphs of up to 4,000 nodes, those of `corpus/graphs`.
     pub const FLOOR: u64 = 20_000_000;
 
-    /// Whether the caller chose the deadline: the floors are scaled down then.
-    fn has_chosen_deadline(&self) -> bool {
-        self.floor_beside < Effort::FLOOR
+    /// The grace of a chosen deadline: half of what a search may be late, which is 0.3 s or a
+    /// quarter of the deadline.
+    pub fn grace_of(deadline: Seconds) -> Seconds {
+        Seconds((deadline.0 / 8.0).max(0.15))
     }
 
     /// Work that is done regardless of the time: scaled down, as the floors are, if a deadline was
@@ -55,6 +59,7 @@ impl Effort<'static> {
             floor: 0,
             floor_beside: Effort::FLOOR,
             deadline: Seconds(f64::INFINITY),
+            grace: None,
             clock: &|| Seconds(0.0),
         }
     }
@@ -90,9 +95,6 @@ pub struct Meter<'a> {
 impl<'a> Meter<'a> {
     /// Units of work between two checks of the clock when work is requested.
     const CLOCK_INTERVAL: u64 = 4;
-
-    /// Time that work may continue after a chosen deadline: half of what a search may be late.
-    const GRACE: Seconds = Seconds(0.15);
 
     /// Time per run for examining a sequence (its simulation, and first addresses).
     const LOOK: Seconds = Seconds(2.5e-6);
@@ -143,23 +145,24 @@ impl<'a> Meter<'a> {
     }
 
     /// This much more work, regardless of limits and time: for a first plan, without which there is
-    /// no answer. If the caller chose the deadline, it ends 0.15 s after that.
+    /// no answer. If the caller chose the deadline, it ends with the grace after that.
     pub fn untimed(&self, work: u64) -> Meter<'a> {
         let limit = self.spent.saturating_add(work);
         Meter { limit, ignores_interruptions: true, ..self.with_grace(0) }
     }
 
     /// The same without a limit of work, for turning a refusal into a plan: if a deadline was
-    /// chosen, it ends 0.15 s after that, plus the time to examine a sequence of this length.
+    /// chosen, it ends with the grace after that, plus the time to examine a sequence of this
+    /// length.
     pub fn with_grace(&self, runs: usize) -> Meter<'a> {
-        let late = self.effort.deadline.0 + Self::GRACE.0 + runs as f64 * Self::LOOK.0;
-        let deadline = self.effort.has_chosen_deadline().then_some(Seconds(late));
+        let late = self.effort.deadline.0 + runs as f64 * Self::LOOK.0;
+        let deadline = self.effort.grace.map(|grace| Seconds(late + grace.0));
         Meter { limit: u64::MAX, deadline, ..self.clone() }
     }
 
     /// The same with twice the time, unless the deadline was chosen.
     pub fn with_twice_the_time(&self) -> Meter<'a> {
-        let factor = if self.effort.has_chosen_deadline() { 1.0 } else { 2.0 };
+        let factor = if self.effort.grace.is_some() { 1.0 } else { 2.0 };
         let deadline = self.deadline.map(|deadline| Seconds(deadline.0 * factor));
         Meter { deadline, ..self.clone() }
     }
@@ -183,18 +186,24 @@ impl<'a> Meter<'a> {
     /// has no floor.
     pub fn rest_until(&self, share: f64) -> Effort<'a> {
         let deadline = self.effort.deadline.0 * share - self.elapsed().0;
-        Effort {
-            deadline: Seconds(deadline.max(0.0)),
-            work: (self.effort.work as f64 * share) as u64,
-            floor: 0,
-            ..*self.effort
-        }
+        let work = (self.effort.work as f64 * share) as u64;
+        Effort { work, floor: 0, ..self.ending(deadline) }
     }
 
     /// This much work, in a share of the time that is left; without a floor.
     pub fn round(&self, work: u64, share: f64) -> Effort<'a> {
         let left = self.deadline.unwrap_or(self.effort.deadline).0 - self.elapsed().0;
-        Effort { deadline: Seconds(left.max(0.0) * share), work, floor: 0, ..*self.effort }
+        Effort { work, floor: 0, ..self.ending(left.max(0.0) * share) }
+    }
+
+    /// The effort with this deadline from now on; its grace ends no later than that of the whole.
+    fn ending(&self, deadline: f64) -> Effort<'a> {
+        let deadline = Seconds(deadline.max(0.0));
+        let within = |grace: Seconds| {
+            let end = self.effort.deadline.0 + grace.0 - self.elapsed().0;
+            Seconds((end - deadline.0).clamp(0.0, grace.0))
+        };
+        Effort { deadline, grace: self.effort.grace.map(within), ..*self.effort }
     }
 
     /// Whether too little is left for this much work: with a limit of work alone, all of it or
@@ -274,9 +283,15 @@ impl<'a> Meter<'a> {
             let elapsed = self.elapsed().0;
             match elapsed.is_infinite() {
                 true => !self.ignores_interruptions,
-                false => elapsed >= deadline.0 && self.spent >= self.floor,
+                false => elapsed >= deadline.0 && (self.spent >= self.floor || self.had_grace()),
             }
         })
+    }
+
+    /// Whether the grace of a chosen deadline is over, after which no floor counts.
+    fn had_grace(&self) -> bool {
+        let end = |grace: Seconds| self.effort.deadline.0 + grace.0;
+        self.effort.grace.is_some_and(|grace| self.elapsed().0 >= end(grace))
     }
 
     /// The time that is left, ignoring the floor; absent if there is no deadline.
@@ -329,7 +344,7 @@ mod tests {
         assert!(!untimed.is_over());
         untimed.spend(2);
         assert!(untimed.is_over());
-        let chosen = Effort { floor_beside: 1, ..effort };
+        let chosen = Effort { grace: Some(Seconds(0.0)), ..effort };
         assert!(!Meter::new(&chosen).untimed(2).is_over());
     }
 
@@ -337,14 +352,10 @@ mod tests {
     fn an_untimed_meter_ends_soon_after_a_chosen_deadline() {
         let now = AtomicU64::new(0);
         let clock = || Seconds(now.load(Ordering::Relaxed) as f64);
-        for (floor_beside, is_over) in [(Effort::FLOOR, false), (Effort::FLOOR - 1, true)] {
+        for (grace, is_over) in [(None, false), (Some(Seconds(0.5)), true)] {
             now.store(0, Ordering::Relaxed);
-            let effort = Effort {
-                floor_beside,
-                deadline: Seconds(1.0),
-                clock: &clock,
-                ..Effort::work(1, 9)
-            };
+            let effort =
+                Effort { grace, deadline: Seconds(1.0), clock: &clock, ..Effort::work(1, 9) };
             let untimed = Meter::new(&effort).untimed(2);
             now.store(1, Ordering::Relaxed);
             assert!(!untimed.is_over());
@@ -366,7 +377,7 @@ mod tests {
         assert_eq!(meter.until(0.5).left(), 30);
         let rest = meter.rest_until(0.5);
         assert_eq!((rest.work, rest.deadline), (50, Seconds(40.0)));
-        let chosen = Effort { floor_beside: 1, ..effort };
+        let chosen = Effort { grace: Some(Seconds(0.0)), ..effort };
         let longer = [Meter::new(&effort), Meter::new(&chosen)].map(|it| it.with_twice_the_time());
         now.store(150, Ordering::Relaxed);
         assert_eq!(longer.map(|meter| meter.is_late()), [false, true]);

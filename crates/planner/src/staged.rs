@@ -41,7 +41,7 @@ pub struct TensorPlanning<'a> {
     pub profile: &'a dyn Fn(&Graph) -> Profile,
     /// The planner of each rank.
     pub planner: Planner,
-    /// The effort for each rank.
+    /// The effort: the time of all ranks together, the work and the floors of each.
     pub effort: Effort<'a>,
 }
 
@@ -142,10 +142,29 @@ impl TensorPlanning<'_> {
     /// # Errors
     /// [`TensorPlanningError`] if a rank does not fit.
     pub fn plan(&self, plan: &StagePlan) -> Result<PlannedStages, TensorPlanningError> {
-        self.with(plan, Leeway::OF_SENDERS).or_else(|_| self.with(plan, Leeway::NONE))
+        let (effort, start) = (self.effort, (self.effort.clock)());
+        // A refusal takes as long as it may.
+        let attempt = |deadline: f64| Effort {
+            deadline: Seconds(deadline.max(0.0)),
+            grace: effort.grace.map(|grace| Seconds(grace.0 / 2.0)),
+            ..effort
+        };
+        let has_chosen_deadline = effort.grace.is_some();
+        let first = if has_chosen_deadline { attempt(effort.deadline.0 / 2.0) } else { effort };
+        self.with(plan, Leeway::OF_SENDERS, &first).or_else(|_| {
+            let spent = (effort.clock)().0 - start.0;
+            let rest =
+                if has_chosen_deadline { attempt(effort.deadline.0 - spent) } else { effort };
+            self.with(plan, Leeway::NONE, &rest)
+        })
     }
 
-    fn with(&self, plan: &StagePlan, leeway: Leeway) -> Result<PlannedStages, TensorPlanningError> {
+    fn with(
+        &self,
+        plan: &StagePlan,
+        leeway: Leeway,
+        effort: &Effort<'_>,
+    ) -> Result<PlannedStages, TensorPlanningError> {
         let division = Division::new(self.graph, &assign(self.layers, &plan.ends))?;
         let Ranks { graphs, begins, messages, .. } = ranks(&division, &plan.rows, leeway)?;
         let schedule = || plan.schedule.clone();
@@ -160,6 +179,7 @@ impl TensorPlanning<'_> {
             return Err(TensorPlanningError::TooLittle { schedule, rank, needed });
         }
         let (mut fitted, mut ranks) = (Vec::new(), PrimaryMap::new());
+        let start = (effort.clock)();
         for (rank, graph) in &graphs {
             let beside = self.beside(graph);
             let budget = self.devices.budget.saturating_sub(beside);
@@ -167,8 +187,9 @@ impl TensorPlanning<'_> {
             let order = base_order(graph, profile);
             let instance = Instance::new(graph, profile, &order);
             let mut planner = BudgetedPlanner::new(instance, self.planner, Residents::none());
+            let effort = of_next_rank(effort, start, graphs.len() - ranks.len(), graphs.len());
             let found =
-                planner.fit(budget, &self.effort).0.map_err(|error| TensorPlanningError::Rank {
+                planner.fit(budget, &effort).0.map_err(|error| TensorPlanningError::Rank {
                     schedule: schedule(),
                     rank,
                     beside,
@@ -216,6 +237,25 @@ impl TensorPlanning<'_> {
             }
         }
         Bytes(whole as u64).saturating_sub(known)
+    }
+}
+
+/// The effort for the next rank: what one does not need is for those after it. If the deadline was
+/// not chosen, each has at least as much as if all took equally long.
+fn of_next_rank<'a>(
+    effort: &Effort<'a>,
+    start: Seconds,
+    waiting: usize,
+    ranks: usize,
+) -> Effort<'a> {
+    let left = effort.deadline.0 - ((effort.clock)().0 - start.0);
+    let (left, equal) = (left.max(0.0) / waiting as f64, effort.deadline.0 / ranks as f64);
+    match effort.grace {
+        Some(grace) => {
+            let grace = Some(Seconds(grace.0 / ranks as f64));
+            Effort { deadline: Seconds(left), grace, ..*effort }
+        }
+        None => Effort { deadline: Seconds(left.max(equal)), ..*effort },
     }
 }
 

@@ -299,11 +299,11 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
             within.map(|plan| (self.search.extra(&plan), plan)).collect();
         known.sort_by_key(|&(extra, _)| extra);
         known.dedup();
-        let (meter, least_looks) = (Meter::new(effort), self.least_looks());
+        let meter = Meter::new(effort);
         for (number, (extra, plan)) in known.into_iter().take(MOST_LAST.get()).enumerate() {
             let floor = if number < FASTEST.get() { self.floor_of_addresses() } else { 0 };
             let effort = &Effort { floor, ..meter.round(effort.work, 1.0) };
-            if number >= least_looks && meter.is_late()
+            if self.is_too_late(number, &meter)
                 || !self.wants(extra)
                 || self.offer(&plan, effort).is_ok()
             {
@@ -343,14 +343,16 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
         (ADDRESSES.get() * self.search.operators() as u64).min(MOST_ADDRESSES.get())
     }
 
-    /// Number of plans that are tried whatever the time.
-    fn least_looks(&self) -> usize {
-        (NODES_OF_LAST.get() / self.search.operators().max(1)).max(LEAST_LAST.get())
+    /// Whether no more plans are tried after this number of them: some are tried whatever the
+    /// time, but only the first one after the grace of a chosen deadline.
+    fn is_too_late(&self, tried: usize, meter: &Meter<'_>) -> bool {
+        let least = (NODES_OF_LAST.get() / self.search.operators().max(1)).max(LEAST_LAST.get());
+        tried >= least && meter.is_late() || tried > 0 && meter.with_grace(0).is_late()
     }
 
     /// Tries the plans that are known to be within the budget, the fastest first, until one fits.
     fn offer_known(&mut self, effort: &Effort<'_>) {
-        let (meter, least_looks) = (Meter::new(effort), self.least_looks());
+        let meter = Meter::new(effort);
         let mut most = Some(self.budget);
         for number in 0.. {
             let plan = most.and_then(|most| self.search.fastest_within(most));
@@ -361,7 +363,7 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
             if self.refused.contains(&extra) {
                 continue;
             }
-            if number >= least_looks && meter.is_late()
+            if self.is_too_late(number, &meter)
                 || !self.wants(extra)
                 || self.offer(&plan, effort).is_ok()
             {

@@ -28,6 +28,9 @@ use crate::failure::{Failure, Result};
 use crate::input;
 use crate::values::{Lack, NoRanks, NoStages, OtherStages, Room};
 
+/// The least time for each device of a candidate, if there is as much for two candidates.
+const LEAST_SHARE: Seconds = Seconds(0.05);
+
 /// The most calls of all micro-batches to plan one by one: a second or two for each cut.
 const MOST_CALLS: u64 = 1 << 18;
 
@@ -269,7 +272,8 @@ fn by_tensors<'g>(
     let left = || until.map(|until| Seconds((until.0 - clock().0).max(0.0)));
     // Half of the time is for choosing cuts.
     let is_late = || left().is_some_and(|left| left.0 < effort.deadline.0 / 2.0);
-    let candidates = candidates(&answer, micro_batches, asked, (&is_late, is_interrupted))?;
+    let is_late: Option<&dyn Fn() -> bool> = until.is_some().then_some(&is_late);
+    let candidates = candidates(&answer, micro_batches, asked, (is_late, is_interrupted))?;
     let limits = RankLimits { whole: effort, devices: task.devices, left: &left, is_interrupted };
     let Ranked { found, unplanned, refused } = rank(planning, &answer.costs, candidates, &limits);
     match refused {
@@ -287,12 +291,18 @@ fn candidates(
     answer: &Answer<'_>,
     micro_batches: u32,
     asked: &[PipelineSchedule],
-    (is_late, is_interrupted): (&dyn Fn() -> bool, &dyn Fn() -> bool),
+    (is_late, is_interrupted): (Option<&dyn Fn() -> bool>, &dyn Fn() -> bool),
 ) -> Result<Vec<StagePlan>> {
     let Answer { costs, devices, .. } = answer;
     let (mut found, mut first): (Vec<StagePlan>, Option<Failure>) = (Vec::new(), None);
+    // In little time the one that fits more often than others, since it holds little.
+    let mut asked = asked.to_vec();
+    if is_late.is_some() {
+        asked.sort_by_key(|&schedule| schedule != PipelineSchedule::OneFOneB);
+    }
     for schedule in asked {
         // The first order that has a cut gets one in any case.
+        let is_late = || is_late.is_some_and(|is_late| is_late());
         let is_over = || is_interrupted() || !found.is_empty() && is_late();
         if is_over() {
             break;
@@ -329,6 +339,22 @@ struct Ranked {
     refused: Option<TensorPlanningError>,
 }
 
+impl Ranked {
+    fn has_tried(&self) -> bool {
+        !self.found.is_empty() || self.refused.is_some()
+    }
+
+    /// The candidate to plan next: the fastest by the model of layers; but if time is limited and
+    /// was not enough so far, the one of which a device holds least.
+    fn next(&self, candidates: &[StagePlan], limits: &RankLimits<'_>) -> usize {
+        if !self.found.is_empty() || self.refused.is_none() || (limits.left)().is_none() {
+            return 0;
+        }
+        let held = |plan: &StagePlan| plan.peaks.values().max().copied();
+        (0..candidates.len()).min_by_key(|&index| held(&candidates[index])).unwrap_or(0)
+    }
+}
+
 /// How long planning candidates may take.
 struct RankLimits<'a> {
     /// The effort that was requested.
@@ -345,33 +371,34 @@ impl RankLimits<'_> {
         (self.is_interrupted)() || (self.left)().is_some_and(|left| left.0 <= 0.0)
     }
 
-    /// The effort for each device of one of this many candidates: all devices together search as
-    /// long as one step would, or as long as the candidate's share of the time left.
+    /// The effort for one of this many candidates: as much time as for one step, or a share of the
+    /// time left. Shares are no shorter than what plans take, as long as two candidates get one.
     fn of_each(&self, candidates: usize) -> Effort<'_> {
         let devices = f64::from(self.devices);
-        match (self.left)() {
-            None => Effort { deadline: Seconds(self.whole.deadline.0 / devices), ..self.whole },
-            Some(left) => {
-                let shares = devices * candidates as f64;
-                let part = |floor: u64| (floor as f64 / shares) as u64;
-                let floor = part(self.whole.floor);
-                let floor_beside = part(self.whole.floor_beside);
-                Effort { deadline: Seconds(left.0 / shares), floor, floor_beside, ..self.whole }
-            }
+        let Some(left) = (self.left)() else { return self.whole };
+        let most = (left.0 / devices / LEAST_SHARE.0).max(2.0);
+        let shares = most.min(candidates as f64);
+        let of_device = |floor: u64| (floor as f64 / shares / devices) as u64;
+        let of_all = |time: Seconds| Seconds(time.0 / shares);
+        Effort {
+            deadline: of_all(left),
+            grace: self.whole.grace.map(of_all),
+            floor: of_device(self.whole.floor),
+            floor_beside: of_device(self.whole.floor_beside),
+            ..self.whole
         }
     }
 }
 
 /// Plans candidates, except those that would take as long as the best even with nothing recomputed,
-/// by the model of layers; the first one however little time there is.
+/// by the model of layers; one however little time there is.
 fn rank(
     planning: TensorPlanning<'_>,
     costs: &[LayerCost],
-    candidates: Vec<StagePlan>,
+    mut candidates: Vec<StagePlan>,
     limits: &RankLimits<'_>,
 ) -> Ranked {
     let mut ranked = Ranked { found: Vec::new(), unplanned: Vec::new(), refused: None };
-    let mut waiting = candidates.len();
     let bar = ProgressBar::new(candidates.len() as u64);
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {elapsed}") {
         bar.set_style(style);
@@ -379,12 +406,14 @@ fn rank(
     if !bar.is_hidden() {
         bar.enable_steady_tick(Duration::from_millis(200));
     }
-    for candidate in candidates {
+    while !candidates.is_empty() {
+        let waiting = candidates.len();
+        let candidate = candidates.remove(ranked.next(&candidates, limits));
         bar.set_message(candidate.schedule.clone());
         let nothing = StagePlan { recomputed: vec![false; costs.len()], ..candidate.clone() };
         let about = in_time(costs, planning.devices, &nothing).makespan;
         let best = ranked.found.first().map_or(f64::INFINITY, |best| best.times.makespan.0);
-        if about.0 >= best || !ranked.found.is_empty() && limits.is_over() {
+        if about.0 >= best || ranked.has_tried() && limits.is_over() {
             ranked.unplanned.push((candidate.schedule, about));
         } else if !(limits.is_interrupted)() {
             let effort = limits.of_each(waiting);
@@ -400,7 +429,6 @@ fn rank(
             }
             ranked.found.sort_by(|a, b| a.times.makespan.0.total_cmp(&b.times.makespan.0));
         }
-        waiting -= 1;
         bar.inc(1);
     }
     bar.finish_and_clear();
