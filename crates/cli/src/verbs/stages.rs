@@ -3,6 +3,7 @@
 //! layers are requested, from the stage planner's model and simulation; nothing is executed.
 
 pub mod answer;
+mod by_tensors;
 mod shown;
 mod torch;
 

@@ -5,6 +5,7 @@ use thiserror::Error;
 use crate::exit::coded;
 use crate::graph::GraphError;
 use crate::id::StageId;
+use crate::pipeline::rows::Unsuited;
 use crate::pipeline::validate::RowsError;
 
 /// Why there is no step of several micro-batches.
@@ -106,6 +107,9 @@ pub enum PipelineError {
         /// The stage that reads it.
         reader: StageId,
     },
+    /// No order suits the ranks and the micro-batches.
+    #[error(transparent)]
+    Unsuited(#[from] Unsuited),
     /// The rows are invalid.
     #[error(transparent)]
     Rows(#[from] RowsError),

@@ -20,6 +20,7 @@ use crate::graph::{Graph, Phase};
 use crate::id::{NodeId, StageId, StorageId, ValueId};
 use crate::pipeline::divide::{Division, Role};
 use crate::pipeline::error::PipelineError;
+use crate::pipeline::rows::PipelineSchedule;
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
 
@@ -80,6 +81,24 @@ pub fn layers(
     stages: usize,
 ) -> Result<Vec<Layer>, PipelineError> {
     layers_beginning_with(graph, profile, stages, &[])
+}
+
+/// The forward pass as layers fine enough for the order with the most stages, if it has that many
+/// nodes; so each order is cut as it would be among all of them, whichever is requested. Layers
+/// begin at each of these nodes, too, which are nodes of the forward pass in its order.
+///
+/// # Errors
+/// [`PipelineError::TooManyStages`] if the forward pass has fewer nodes than there are ranks.
+pub fn layers_for_all_orders(
+    graph: &Graph,
+    profile: &Profile,
+    ranks: u32,
+    begins: &[NodeId],
+) -> Result<Vec<Layer>, PipelineError> {
+    let chunks = PipelineSchedule::with_equal_sums().map(PipelineSchedule::chunks).max();
+    let layers =
+        |chunks| layers_beginning_with(graph, profile, ranks as usize * chunks as usize, begins);
+    layers(chunks.unwrap_or(1)).or_else(|_| layers(1))
 }
 
 /// The same, with layers beginning at each of these nodes, which are nodes of the forward pass in

@@ -6,6 +6,7 @@ mod accumulate;
 mod action;
 mod csv;
 mod cut;
+mod decide;
 mod divide;
 mod error;
 mod exchange;
@@ -24,11 +25,13 @@ pub use accumulate::accumulate;
 pub use action::{Action, Pass, Rows};
 pub use csv::{CsvError, read_csv, write_csv};
 pub use cut::{CutError, beginnings, ends};
+pub use decide::{Decided, LayeredModel, Order, Planning, Time};
 pub use divide::{Division, Role};
 pub use error::PipelineError;
 pub use exchange::Message;
 pub use layers::{
     Entry, Layer, assign, at_modules, cut_evenly, follow, is_within, layers, layers_beginning_with,
+    layers_for_all_orders,
 };
 pub use ranks::{Leeway, Ranks, ranks};
 pub use rows::{PipelineSchedule, Unsuited, greedy, in_turn, interleaved};

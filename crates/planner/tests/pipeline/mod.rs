@@ -2,6 +2,7 @@
 
 mod accumulation;
 mod cases;
+mod decide;
 mod layers;
 mod planned;
 mod rows;

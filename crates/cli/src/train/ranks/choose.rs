@@ -3,159 +3,112 @@
 //! rank within the budget. Of the orders and cuts found to fit, it is the one predicted to take the
 //! least time, recomputation included, or the one with the smallest budget if that is requested.
 //!
-//! The stage planner says which cuts of each order to try. A cut is not planned if it would take at
-//! least as long as the best one even with nothing recomputed.
+//! The planner decides: which cuts of each order are tried, and which of them are skipped.
 
 use std::path::Path;
 
 use tightfit::FitError;
-use tightfit::id::{NodeId, PrimaryMap, RankId, SecondaryMap, StageId};
-use tightfit::pipeline::stages::{Devices, cuts, layer_costs};
+use tightfit::id::{PrimaryMap, RankId};
+use tightfit::pipeline::stages::{Devices, StagePlan, layer_costs};
 use tightfit::pipeline::{
-    Division as Cut, Leeway, PipelineError, PipelineSchedule, Rows, assign, cut_evenly, layers,
-    simulate, together,
+    Layer, LayeredModel, Leeway, Order, PipelineError, PipelineSchedule, Planning, Time, assign,
+    layers_for_all_orders, together,
 };
 use tightfit::plan::PlanError;
 use tightfit::profile::Profile;
-use tightfit::units::Seconds;
-use tightfit_engine::{Budget, FittingError, Step};
+use tightfit::units::{Bytes, Seconds};
+use tightfit_engine::{Budget, FittingError};
 
-use super::chosen::{Asked, Chosen, Division, Known, better, the_best};
+use super::chosen::{Asked, Chosen, Division, Known};
 use super::figures::{Figures, RankFigures};
 use super::order::{NotASchedule, from_file};
 use crate::failure::{Context, Failure, Result};
 use crate::interrupt;
 use crate::values::{NoRanks, Room};
 
-/// An order with its name and one cut for it.
-struct Candidate {
-    name: String,
-    rows: Rows,
-    /// The stage of each forward node.
-    of_forward: SecondaryMap<NodeId, StageId>,
-    /// The time that it takes if nothing is recomputed.
-    least: Seconds,
-    /// The time that it is expected to take; infinite if the stage planner was interrupted.
-    expected: Seconds,
-}
-
 /// Plans one candidate after another, and keeps the best.
 pub fn choose(asked: &Asked<'_>, stages: u32) -> Result<Chosen> {
-    let order = order(asked, stages)?;
+    let orders = orders(asked, stages)?;
     let known = Known::of(asked)?;
-    let plans = Plans { asked, known: &known };
-    let budget = known.budget;
-    let mut best: Option<Chosen> = None;
-    let mut refused: Option<Failure> = None;
-    let profile = Profile::measured(&asked.step.training, &known.machine, &known.seconds);
+    let graph = &asked.step.training;
+    let profile = Profile::measured(graph, &known.machine, &known.seconds);
+    let layers = layers_for_all_orders(graph, &profile, stages, &[])?;
+    let costs = layer_costs(graph, &profile, &layers, None)?;
     let devices = Devices {
         ranks: stages,
         budget: known.slab(),
         bandwidth: known.machine.bandwidth,
         latency: Seconds(0.0),
     };
-    for candidate in candidates(asked, order, &profile, &devices)? {
-        // If the smallest budget is requested, size counts, not time.
-        let is_slower = |best: &Chosen| candidate.least.0 >= best.figures.makespan().0;
-        if budget != Budget::Smallest && best.as_ref().is_some_and(is_slower) {
-            continue;
-        }
-        better(&mut best, &mut refused, plans.with_most_leeway(&candidate), budget);
+    let model = LayeredModel { layers: &costs, ends: None, devices: &devices };
+    let mut plans = Plans { asked, known: &known, layers: &layers };
+    let micro_batches = asked.arguments.accumulation.micro_batches();
+    let candidates = model.candidates(&orders, micro_batches, &|| plans.time())?;
+    let decided = model.decide(candidates, &mut plans);
+    match (decided.planned.into_iter().next(), decided.refused) {
+        (Some(chosen), _) => Ok(chosen),
+        (None, Some(refused)) => Err(refused),
+        (None, None) => Err(PipelineError::NoMicroBatch.into()),
     }
-    the_best(best, refused)
 }
 
-/// The order that `--schedule` requests.
-enum Order {
-    Any,
-    Named(PipelineSchedule),
-    File(String, Rows),
-}
-
-fn order(asked: &Asked<'_>, stages: u32) -> Result<Order, NotASchedule> {
+/// The orders that `--schedule` requests.
+fn orders(asked: &Asked<'_>, stages: u32) -> Result<Vec<Order>, NotASchedule> {
     let arguments = asked.arguments;
     let name = arguments.ranks.schedule.as_str();
     if name == "auto" {
-        return Ok(Order::Any);
+        return Ok(PipelineSchedule::with_equal_sums().map(Order::Known).collect());
     }
     if let Some(schedule) = PipelineSchedule::from_name(name) {
-        return Ok(Order::Named(schedule));
+        return Ok(vec![Order::Known(schedule)]);
     }
     let rows = from_file(Path::new(name), stages, arguments.accumulation.micro_batches())?;
-    Ok(Order::File(name.to_string(), rows))
-}
-
-/// The requested orders, each with its cuts; by expected time if the order is free.
-fn candidates(
-    asked: &Asked<'_>,
-    order: Order,
-    profile: &Profile,
-    devices: &Devices,
-) -> Result<Vec<Candidate>> {
-    let (stages, micro_batches) = (devices.ranks, asked.arguments.accumulation.micro_batches());
-    let of = |schedule: PipelineSchedule| -> Result<Vec<Candidate>> {
-        let rows = schedule.rows(stages, micro_batches)?;
-        of_order(asked.step, profile, devices, schedule.name(), &rows)
-    };
-    match order {
-        Order::Any => {}
-        Order::Named(schedule) => return of(schedule),
-        Order::File(name, rows) => return of_order(asked.step, profile, devices, &name, &rows),
-    }
-    let (mut found, mut refused) = (Vec::new(), None);
-    for schedule in PipelineSchedule::with_equal_sums() {
-        match of(schedule) {
-            Ok(candidates) => found.extend(candidates),
-            // Some orders suit only some numbers of ranks and micro-batches, and the model may not
-            // divide into two stages for each rank.
-            Err(error) => refused = refused.or(Some(error)),
-        }
-    }
-    let by_time = |a: &Candidate, b: &Candidate| {
-        a.expected.0.total_cmp(&b.expected.0).then(a.least.0.total_cmp(&b.least.0))
-    };
-    found.sort_by(by_time);
-    match refused.filter(|_| found.is_empty()) {
-        Some(error) => Err(error),
-        None => Ok(found),
-    }
-}
-
-/// An order with its cuts: those of the stage planner, or an even one if it was interrupted.
-fn of_order(
-    step: &Step,
-    profile: &Profile,
-    devices: &Devices,
-    name: &str,
-    rows: &Rows,
-) -> Result<Vec<Candidate>> {
-    let stages = rows.placement.len();
-    let layers = layers(&step.training, profile, stages)?;
-    let costs = layer_costs(&step.training, profile, &layers, None)?;
-    let plans = cuts(&costs, devices, (name, rows), &interrupt::raised);
-    let mut found: Vec<(SecondaryMap<NodeId, StageId>, Seconds)> =
-        plans.iter().map(|plan| (assign(&layers, &plan.ends), plan.makespan)).collect();
-    if found.is_empty() {
-        found.push((cut_evenly(&layers, stages)?, Seconds(f64::INFINITY)));
-    }
-    let candidate = |(of_forward, expected)| {
-        let division = Cut::new(&step.training, &of_forward)?;
-        let simulated = simulate(rows, &division.costs(profile)).map_err(PipelineError::from)?;
-        let (name, rows, least) = (name.to_string(), rows.clone(), simulated.makespan);
-        Ok(Candidate { name, rows, of_forward, least, expected })
-    };
-    found.into_iter().map(candidate).collect()
+    Ok(vec![Order::Given { name: name.to_string(), rows }])
 }
 
 /// What plans are made from.
 struct Plans<'a> {
     asked: &'a Asked<'a>,
     known: &'a Known,
+    layers: &'a [Layer],
+}
+
+impl Planning for Plans<'_> {
+    type Planned = Chosen;
+    type Refusal = Failure;
+    type Need = Bytes;
+
+    fn plan(&mut self, candidate: &StagePlan, _: usize) -> Result<Chosen> {
+        self.with_most_leeway(candidate)
+    }
+
+    fn cost(&self, chosen: &Chosen) -> f64 {
+        match self.known.budget {
+            Budget::Smallest => chosen.largest_budget().0 as f64,
+            Budget::Absolute(_) | Budget::Share(_) => chosen.figures.makespan().0,
+        }
+    }
+
+    /// If the smallest budget is requested, size counts, not time.
+    fn may_beat(&self, least: Seconds, best: &Chosen) -> bool {
+        self.known.budget == Budget::Smallest || least.0 < best.figures.makespan().0
+    }
+
+    fn need(&self, refusal: &Failure) -> Bytes {
+        match refusal.cause() {
+            Some(NoRanks { room: Room::Enough(bytes), .. }) => *bytes,
+            _ => Bytes::LIMIT,
+        }
+    }
+
+    fn time(&self) -> Time {
+        if interrupt::raised() { Time::Up } else { Time::Unlimited }
+    }
 }
 
 impl Plans<'_> {
     /// A candidate with the plan of each rank, and with as much leeway for messages as fits.
-    fn with_most_leeway(&self, candidate: &Candidate) -> Result<Chosen> {
+    fn with_most_leeway(&self, candidate: &StagePlan) -> Result<Chosen> {
         let early = Leeway { ahead: self.asked.ahead, ..Leeway::OF_SENDERS };
         let mut leeways = vec![early, Leeway::OF_SENDERS];
         leeways.dedup();
@@ -183,12 +136,13 @@ impl Plans<'_> {
     }
 
     /// A candidate with the plan of each rank.
-    fn with_leeway(&self, candidate: &Candidate, leeway: Leeway) -> Result<Chosen> {
-        let &Plans { asked, known } = self;
+    fn with_leeway(&self, candidate: &StagePlan, leeway: Leeway) -> Result<Chosen> {
+        let &Plans { asked, known, layers } = self;
         let Known { machine, seconds, unplanned, .. } = known;
         let step = asked.step;
-        let Candidate { name, rows, of_forward, .. } = candidate;
-        let divided = step.divided(of_forward, rows, leeway)?;
+        let StagePlan { schedule: name, rows, ends, .. } = candidate;
+        let of_forward = assign(layers, ends);
+        let divided = step.divided(&of_forward, rows, leeway)?;
         let mut plans = PrimaryMap::new();
         for (rank, step) in &divided.ranks {
             // The searches of all ranks together may take as long as that of one step.
@@ -215,10 +169,9 @@ impl Plans<'_> {
             alone: unplanned.timeline().seconds,
             not_evaluated: divided.not_evaluated.as_ref().map(ToString::to_string),
         };
-        let (rows, of_forward) = (rows.clone(), of_forward.clone());
         Ok(Chosen {
             figures,
-            division: Division::Stages { rows, of_forward, leeway },
+            division: Division::Stages { rows: rows.clone(), of_forward, leeway },
             divided,
             plans,
             machine: machine.clone(),

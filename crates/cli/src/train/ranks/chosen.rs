@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tightfit::id::{NodeId, PrimaryMap, RankId, SecondaryMap, StageId};
 use tightfit::machine::Machine;
-use tightfit::pipeline::{Leeway, PipelineError, Rows};
+use tightfit::pipeline::{Leeway, Rows};
 use tightfit::profile::{CallSeconds, Profile};
 use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::step::{Divided, Sharing};
@@ -20,7 +20,6 @@ use super::share::Share;
 use crate::calls::{self, Subject};
 use crate::failure::{Failure, Result};
 use crate::train::Arguments;
-use crate::values::{NoRanks, Room};
 use crate::{input, processor};
 
 /// How long a rank waits for others, unless the steps take longer.
@@ -177,6 +176,11 @@ impl Chosen {
         (shares.collect(), routes, figures)
     }
 
+    /// The largest budget that a rank has.
+    pub fn largest_budget(&self) -> Bytes {
+        self.plans.values().map(|plan| plan.training.budget).max().unwrap_or(Bytes::ZERO)
+    }
+
     /// How long a rank waits for another one.
     pub fn deadline(&self, given: Option<Seconds>) -> Duration {
         let steps = Seconds(STEPS * self.figures.makespan().0);
@@ -193,52 +197,4 @@ pub fn patience(given: Option<Seconds>) -> Duration {
 /// A duration, capped at the longest one that can be represented.
 fn long(Seconds(seconds): Seconds) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
-}
-
-/// Takes what was planned if it is the best so far, and of refusals the one that names the smallest
-/// budget.
-pub fn better(
-    best: &mut Option<Chosen>,
-    refused: &mut Option<Failure>,
-    planned: Result<Chosen>,
-    budget: Budget,
-) {
-    match planned {
-        Ok(chosen) => {
-            let is_better = |best: &Chosen| match budget {
-                Budget::Smallest => largest(&chosen) < largest(best),
-                _ => chosen.figures.makespan().0 < best.figures.makespan().0,
-            };
-            if best.as_ref().is_none_or(is_better) {
-                *best = Some(chosen);
-            }
-        }
-        Err(error) => {
-            if refused.as_ref().is_none_or(|refused| reached(&error) < reached(refused)) {
-                *refused = Some(error);
-            }
-        }
-    }
-}
-
-/// The best of what was planned.
-pub fn the_best(best: Option<Chosen>, refused: Option<Failure>) -> Result<Chosen> {
-    match (best, refused) {
-        (Some(chosen), _) => Ok(chosen),
-        (None, Some(refused)) => Err(refused),
-        (None, None) => Err(PipelineError::NoMicroBatch.into()),
-    }
-}
-
-/// The largest budget that a rank has.
-fn largest(chosen: &Chosen) -> Bytes {
-    chosen.plans.values().map(|plan| plan.training.budget).max().unwrap_or(Bytes::ZERO)
-}
-
-/// The budget that would suffice, of a refusal that names one.
-fn reached(error: &Failure) -> Bytes {
-    match error.cause() {
-        Some(NoRanks { room: Room::Enough(bytes), .. }) => *bytes,
-        _ => Bytes::LIMIT,
-    }
 }
