@@ -15,6 +15,7 @@ import os
 import re
 import warnings
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -460,7 +461,7 @@ def test_what_is_known_of_costs_is_kept(tmp_path, monkeypatch: pytest.MonkeyPatc
     device = torch.device("cpu")
     first = costs.costed(graph, device)
     monkeypatch.setattr(costs, "_measured", lambda run, device: pytest.fail("measured twice"))
-    assert costs.costed(graph, device) == first and not first.refused
+    assert costs.costed(graph, device) == replace(first, most=0) and first.most > 0 and not first.refused
     [kept] = (tmp_path / "tightfit" / "costs").iterdir()
     for damage in ("", "[]", "{", json.dumps({"key": 1})):
         kept.write_text(damage)
@@ -469,6 +470,27 @@ def test_what_is_known_of_costs_is_kept(tmp_path, monkeypatch: pytest.MonkeyPatc
     assert {node["op"] for node in first.document["nodes"] if measure.takes_time(node, measure.values_of(graph))
             and "seconds" not in node} <= {"tightfit.barrier"}
     assert calls.overload("aten.mm.default") is torch.ops.aten.mm.default
+
+
+def test_measuring_more_than_the_budget_is_said_once(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan in which results overwrite what they were made from holds less than one operator that is measured alone."""
+    class Chain(torch.nn.Module):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            for _ in range(3):
+                inputs = (inputs + 1).exp().log_softmax(1)
+            return inputs.sum()
+
+    inputs = torch.randn(256, 256, requires_grad=True)
+    least = tightfit.plan(Chain(), (inputs,), "min").peak
+    for folder, is_said in (("new", True), ("new", False)):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / folder))
+        model = tightfit.compile(Chain(), budget=least)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                model(inputs).backward()
+        said = [str(one.message) for one in caught if "measuring the operators of a step of Chain held" in str(one.message)]
+        assert len(said) == is_said, said
 
 
 @pytest.mark.parametrize(("source", "found"), [

@@ -156,6 +156,12 @@ class Call:
             spans[value.storage, value.dtype] = min(first, value.offset), max(end, value.end)
         return spans
 
+    def bytes_besides(self, there: Mapping[int, Any]) -> int:
+        """The bytes that the call's inputs touch, without those at these positions."""
+        parts = {(value.storage, value.dtype) for position, value in enumerate(self.inputs) if position not in there}
+        spans = self.spans()
+        return sum((spans[part][1] - spans[part][0]) * TORCH_DTYPES[part[1]].itemsize for part in parts)
+
     @property
     def key(self) -> str:
         """Everything that determines how long the call takes, as text."""

@@ -54,10 +54,12 @@ class Cost:
 
 @dataclass(frozen=True)
 class Costed:
-    """A graph with seconds and workspaces, and the calls that could not be run, by node."""
+    """A graph with seconds and workspaces, and the calls that could not be run, by node. Of the calls that were measured
+    just now, the largest held `most` bytes, its inputs included."""
 
     document: dict[str, Any]
     refused: dict[str, str]
+    most: int = 0
 
 
 def costed(document: dict[str, Any], device: torch.device, given: Sequence[Any] = ()) -> Costed:
@@ -95,7 +97,7 @@ def costed(document: dict[str, Any], device: torch.device, given: Sequence[Any] 
                     node |= {"overwrites": over} if over else {}
             nodes.append(node)
     known.keep()
-    return Costed(document | {"nodes": nodes, "storages": storages}, refused)
+    return Costed(document | {"nodes": nodes, "storages": storages}, refused, known.most)
 
 
 def _enlarge(storages: list[int], node: Mapping[str, Any], call: Call, cost: Cost, device: torch.device) -> None:
@@ -188,6 +190,8 @@ class _Known:
         self.costs: dict[str, Cost] = {}
         self.refused: dict[str, str] = {}
         self.is_new = False
+        # The most bytes that a call held while it was measured.
+        self.most = 0
         try:
             found = json.loads(cache.read(self.name) or "{}")
             self.costs = {key: Cost(float(seconds), int(peak), tuple(map(int, results)), tuple(map(int, over)))
@@ -212,6 +216,7 @@ class _Known:
                 beside = max(cost.peak - max(results, sum(cost.results)), 0)
                 self.costs[key] = replace(cost, overwrites=self._overwrites(call, beside))
                 self.is_new = True
+                self.most = max(self.most, call.bytes_besides(there) + max(cost.peak, results))
             except torch.AcceleratorError as error:
                 # Nothing can run on the device any more.
                 raise CompileError(f"measuring {call.op!r} on made-up inputs stopped {self.device}: {first_line(error)}; "

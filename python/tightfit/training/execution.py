@@ -101,6 +101,7 @@ class Step:
         # Whether the caller held the outputs during the last backward pass.
         self.holds_outputs: bool | None = None
         self.refused: dict[str, str] = {}
+        self.has_exceeded = False
         # Bytes of the budget that plans leave for the gaps between addresses.
         self.gaps = 0
         self.calls = 0
@@ -387,6 +388,7 @@ class Step:
         given = () if self.resident is not None and self.device.type == "cuda" else arguments
         found = costed(self._graph(accumulated, holds, arguments), self.device, given)
         self._unmeasured(found.refused)
+        self._measuring(found.most, arguments)
         below = None if self.tier is None else Below(self.tier.size, *self.tier.rates)
         return found.document, functools.partial(held, found.document, below=below, with_residents=self.resident is not None,
                                                  planner=self.settings.planner)
@@ -401,6 +403,19 @@ class Step:
                 "tightfit.plans(model) names them", RuntimeWarning, stacklevel=2,
             )
         self.refused = refused
+
+    def _measuring(self, most: int, arguments: Sequence[Any]) -> None:
+        """Warns that the budget was exceeded while operators were measured, once."""
+        budget = self.settings.budget
+        held = self._there(arguments) + most
+        if most and budget is not None and held > budget and not self.has_exceeded:
+            self.has_exceeded = True
+            warnings.warn(
+                f"measuring the operators of a step of {self.name} held {held:,} bytes, {held - budget:,} more than the budget of "
+                f"{budget:,}, before the first step: one of them takes {most:,} if its result does not overwrite what it reads, as "
+                "plans for small budgets have it. What was measured is kept, and a later start measures nothing",
+                RuntimeWarning, stacklevel=2,
+            )
 
     def _code(self, plan: Held, *, keeps: bool = False) -> Code:
         outputs = [None if is_tensor(output) else output for output in self.joint.outputs]
