@@ -101,6 +101,9 @@ class Step:
         # Whether the caller held the outputs during the last backward pass.
         self.holds_outputs: bool | None = None
         self.refused: dict[str, str] = {}
+        # The most bytes that an operator held while it was measured for a plan that is being made; whether this and what
+        # was there exceeded the budget once.
+        self.measuring = 0
         self.has_exceeded = False
         # Bytes of the budget that plans leave for the gaps between addresses.
         self.gaps = 0
@@ -354,6 +357,7 @@ class Step:
                 # Its traceback would keep this frame alive, and with it the forward pass that follows and its outputs.
                 refused.append(error.with_traceback(None))
                 continue
+            self._warn_of_measuring(arguments)
             plans.append(plan)
             self.made.append(plan)
             plans.sort(key=lambda plan: plan.held.seconds)
@@ -388,7 +392,7 @@ class Step:
         given = () if self.resident is not None and self.device.type == "cuda" else arguments
         found = costed(self._graph(accumulated, holds, arguments), self.device, given)
         self._unmeasured(found.refused)
-        self._measuring(found.most, arguments)
+        self.measuring = max(self.measuring, found.most)
         below = None if self.tier is None else Below(self.tier.size, *self.tier.rates)
         return found.document, functools.partial(held, found.document, below=below, with_residents=self.resident is not None,
                                                  planner=self.settings.planner)
@@ -404,10 +408,11 @@ class Step:
             )
         self.refused = refused
 
-    def _measuring(self, most: int, arguments: Sequence[Any]) -> None:
-        """Warns that the budget was exceeded while operators were measured, once."""
-        budget = self.settings.budget
+    def _warn_of_measuring(self, arguments: Sequence[Any]) -> None:
+        """Warns, once, that the budget was exceeded while operators were measured."""
+        budget, most = self.settings.budget, self.measuring
         held = self._there(arguments) + most
+        self.measuring = 0
         if most and budget is not None and held > budget and not self.has_exceeded:
             self.has_exceeded = True
             warnings.warn(

@@ -64,7 +64,7 @@ class FusedStep(Step):
                  arguments: Sequence[Any]) -> Plan:
         found = costed(self._graph(accumulated, holds, arguments), self.device)
         self.refused = found.refused
-        self._measuring(found.most, arguments)
+        self.measuring = max(self.measuring, found.most)
         search = functools.partial(held, found.document, planner=self.settings.planner)
         try:
             plan = search(None if room is None else max(room, 0), self.settings.deadline)
