@@ -25,7 +25,7 @@ doc:
 
 # plans the corpus at many budgets, beside bounds, proven optima and other systems
 bench-planner *arguments:
-    cargo run --release --package tightfit-cli -- bench planner {{arguments}}
+    cargo run --release --package tightfit-bench -- planner {{arguments}}
 
 # hostile input for a target: graph, step, plan, modules, weights, check or execute
 fuzz target *arguments:
@@ -33,4 +33,4 @@ fuzz target *arguments:
 
 # times the engine on a step of the corpus
 bench-engine step="corpus/steps/gpt-small":
-    cargo run --release --package tightfit-cli -- bench engine {{step}}
+    cargo run --release --package tightfit-bench -- engine {{step}}

@@ -1,6 +1,6 @@
 //! The program `tightfit` as a library: [`run`] is all of it, for the binary of that name and for
 //! the Python package, which contains it. What other modules of this crate know of inputs, budgets
-//! and results is public for the Python package alone.
+//! and results is public for the Python package and the benches alone.
 //!
 //! Invariant: every failure of the program is one clear message on standard error and an exit code
 //! of its own; standard output holds results only, through one writer whose failures are failures
@@ -13,7 +13,6 @@ pub mod output;
 
 pub mod accumulation;
 mod alike;
-mod bench;
 pub mod calls;
 mod conclusion;
 pub mod effort;
@@ -22,11 +21,11 @@ pub mod failure;
 pub mod figures;
 pub mod frontier;
 pub mod input;
-mod interrupt;
+pub mod interrupt;
 mod pasteable;
 mod places;
 pub mod planners;
-mod processor;
+pub mod processor;
 pub mod program;
 mod progress;
 mod shown;
@@ -34,7 +33,7 @@ pub mod solver;
 pub mod source;
 mod style;
 mod table;
-mod tier;
+pub mod tier;
 mod train;
 pub mod values;
 pub mod verbs;
@@ -92,7 +91,6 @@ enum Verb {
     Stages(stages::Arguments),
     Trace(trace::Arguments),
     Calibrate(calibrate::Arguments),
-    Bench(bench::Arguments),
     Completions(completions::CompletionsArguments),
     Man(completions::ManArguments),
 }
@@ -100,10 +98,7 @@ enum Verb {
 /// Does what the arguments say, of which the first is the name of the program, as the whole of a
 /// process: a second Ctrl-C ends the process.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    process::begins_with(process::resident());
-    output::open_streams();
-    interrupt::heed();
-    interrupt::outlive_full_files();
+    begin();
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     Color::of(&arguments).settle();
     let json = arguments.iter().take_while(|word| *word != "--").any(|word| word == "--json");
@@ -118,6 +113,20 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Err(refused) => show(&refused, json),
     };
     conclusion::conclude(result, json)
+}
+
+/// Does something else as the whole of a process, as the program does what its verbs are for.
+pub fn run_other(body: impl FnOnce() -> Result<ExitCode>) -> ExitCode {
+    begin();
+    conclusion::conclude(body(), false)
+}
+
+/// What a process does first.
+fn begin() {
+    process::begins_with(process::resident());
+    output::open_streams();
+    interrupt::heed();
+    interrupt::outlive_full_files();
 }
 
 /// The program's verbs and options, with examples that can be pasted.
@@ -154,7 +163,6 @@ fn dispatch(verb: Verb) -> Result<ExitCode> {
         Verb::Stages(arguments) => stages::stages(&arguments),
         Verb::Trace(arguments) => trace::trace(&arguments),
         Verb::Calibrate(arguments) => calibrate::calibrate(&arguments),
-        Verb::Bench(arguments) => bench::bench(&arguments),
         Verb::Completions(arguments) => completions::completions(&arguments, command()),
         Verb::Man(arguments) => completions::man(&arguments, command()),
     }

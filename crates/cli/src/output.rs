@@ -18,6 +18,7 @@ use crate::shown::shown;
 use crate::style;
 
 /// Prints a line to standard output, or says why not.
+#[macro_export]
 macro_rules! say {
     () => { $crate::output::line(format_args!("")) };
     ($($text:tt)*) => { $crate::output::line(format_args!($($text)*)) };
@@ -44,6 +45,7 @@ macro_rules! entry {
 }
 
 /// Prints a line to standard error; if that fails, there is no one left to tell.
+#[macro_export]
 macro_rules! note {
     ($($text:tt)*) => { $crate::output::aside(format_args!($($text)*)) };
 }

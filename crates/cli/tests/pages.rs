@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::program::{corpus, folder, run};
 
 const LLAMA: &str = "corpus/graphs/llama_1b_b2_s2048.json.gz";
-const VERBS: [&str; 15] = [
+const VERBS: [&str; 14] = [
     "train",
     "plan",
     "pareto",
@@ -26,7 +26,6 @@ const VERBS: [&str; 15] = [
     "stages",
     "trace",
     "calibrate",
-    "bench",
     "completions",
     "man",
 ];
@@ -44,7 +43,7 @@ const IN_PYTHON: [&str; 3] = ["doc/pytorch/", "doc/originals.md", "doc/theory/re
 /// The page that another test compares word by word.
 const HELP: &str = "doc/verbs.md";
 /// Commands that take minutes, and one that stands for the reader's own step.
-const NOT_RUN: [&str; 3] = ["tightfit bench ", "corpus/steps/gpt-base ", "tightfit train my-step "];
+const NOT_RUN: [&str; 3] = ["cargo run ", "corpus/steps/gpt-base ", "tightfit train my-step "];
 
 /// Every page of the repository with commands, README first.
 fn pages() -> Vec<(String, String)> {

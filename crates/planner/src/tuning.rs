@@ -2,7 +2,7 @@
 //! schedules are checked and bounds hold whatever they are; they decide how fast a plan is, how
 //! small a slab is, and how soon both are found.
 //!
-//! They have no theoretical basis. `tightfit bench ablation`, which the feature `ablation` adds,
+//! They have no theoretical basis. `tightfit-bench ablation`, which the feature `ablation` adds,
 //! halves and doubles each in turn. Units: *work* is counted as [`Effort`](crate::effort::Effort)
 //! counts it, *shares* are fractions of time.
 //!

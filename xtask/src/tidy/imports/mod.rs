@@ -86,13 +86,14 @@ const DATA: [&str; 2] =
 
 /// Crates below `crates/`, and `fuzz`, each with the packages of this workspace that it may depend
 /// on.
-const CRATES: [(&str, &[&str]); 8] = [
+const CRATES: [(&str, &[&str]); 9] = [
     ("testing", &[]),
     ("planner", &[]),
     ("engine", &["tightfit"]),
     ("report", &["tightfit"]),
     ("replay", &[]),
     ("cli", &["tightfit", "tightfit-engine", "tightfit-report"]),
+    ("bench", &["tightfit", "tightfit-engine", "tightfit-cli"]),
     (
         "python",
         &["tightfit", "tightfit-engine", "tightfit-report", "tightfit-replay", "tightfit-cli"],

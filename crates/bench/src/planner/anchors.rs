@@ -11,8 +11,8 @@ use tightfit::units::Bytes;
 
 use super::subject::Subject;
 use super::{Bench, Found, graph_files};
-use crate::bench::markdown::{known, table};
-use crate::failure::{Context, Result};
+use crate::markdown::{known, table};
+use tightfit_cli::failure::{Context, Result};
 
 const ROUNDING_US: f64 = 0.05;
 

@@ -1,4 +1,4 @@
-//! `tightfit bench dataflow`: how long dataflow analysis and module statistics of a step take.
+//! `tightfit-bench dataflow`: how long dataflow analysis and module statistics of a step take.
 //! Invariant: every time is the best of several runs, and every run analyzes from scratch.
 
 use std::path::PathBuf;
@@ -8,16 +8,17 @@ use serde_json::{Value, json};
 use tightfit::analysis::dataflow;
 use tightfit::analysis::modules::measure;
 
-use super::markdown::table;
-use crate::effort;
-use crate::exit_code::ExitCode;
-use crate::failure::Result;
-use crate::input::{self, OnMachine};
+use crate::markdown::table;
+use tightfit_cli::effort;
+use tightfit_cli::exit_code::ExitCode;
+use tightfit_cli::failure::Result;
+use tightfit_cli::input::{self, OnMachine};
+use tightfit_cli::{note, say};
 
 /// Time dataflow analysis and module statistics.
 #[derive(Args)]
 #[command(
-    after_help = "Example:\n  tightfit bench dataflow corpus/graphs/llama_1b_b2_s2048.json.gz \
+    after_help = "Example:\n  tightfit-bench dataflow corpus/graphs/llama_1b_b2_s2048.json.gz \
         corpus/synthetic/transformer-1850.json.gz"
 )]
 pub struct Arguments {

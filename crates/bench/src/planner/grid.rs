@@ -8,9 +8,9 @@ use tightfit::plan::Planner;
 
 use super::subject::{Planned, Subject};
 use super::{Bench, Found, graph_files};
-use crate::bench::markdown::{percent, points, ratio, seconds, table};
-use crate::failure::Result;
-use crate::figures::Figures;
+use crate::markdown::{percent, points, ratio, seconds, table};
+use tightfit_cli::failure::Result;
+use tightfit_cli::figures::Figures;
 
 /// What all planners achieved for one budget.
 struct Row {

@@ -7,7 +7,7 @@ use tightfit::id::{ModuleId, NodeId, ValueId};
 use tightfit::tensor::DType;
 use tightfit::units::{Bytes, Flops};
 
-use crate::failure::{Context, Result};
+use tightfit_cli::failure::{Context, Result};
 
 /// Shapes of a Llama.
 #[derive(Clone, Copy, Debug)]

@@ -13,8 +13,8 @@ use tightfit_engine::process;
 
 use super::subject::Subject;
 use super::{Bench, Found, graph_files};
-use crate::bench::markdown::{known, percent, points, ratio, seconds, table};
-use crate::failure::{Context, Result};
+use crate::markdown::{known, percent, points, ratio, seconds, table};
+use tightfit_cli::failure::{Context, Result};
 
 #[derive(Deserialize)]
 struct Optima {

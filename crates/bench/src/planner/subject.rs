@@ -13,10 +13,10 @@ use tightfit::units::{Bytes, Seconds};
 use tightfit::{FitError, FittedPoint, Goal, Request, fit, frontier};
 
 use super::Bench;
-use crate::failure::{Context, Failure, Result};
-use crate::figures::Figures;
-use crate::input::{self, OnMachine};
-use crate::tier;
+use tightfit_cli::failure::{Context, Failure, Result};
+use tightfit_cli::figures::Figures;
+use tightfit_cli::input::{self, OnMachine};
+use tightfit_cli::tier;
 
 /// A graph with the figures by which every budget is measured.
 pub struct Subject {

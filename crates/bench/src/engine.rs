@@ -1,4 +1,4 @@
-//! `tightfit bench engine`: training steps compared with PyTorch's on this machine. Invariant: all
+//! `tightfit-bench engine`: training steps compared with PyTorch's on this machine. Invariant: all
 //! sides run in alternation, in processes of their own, on the same number of threads; figures are
 //! medians.
 
@@ -8,14 +8,15 @@ use std::process::Command;
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::exit_code::ExitCode;
-use crate::failure::{Context, Failure, Result};
-use crate::{processor, program};
+use tightfit_cli::exit_code::ExitCode;
+use tightfit_cli::failure::{Context, Failure, Result};
+use tightfit_cli::{note, say};
+use tightfit_cli::{processor, program};
 
 /// Time training steps at several budgets, compared with PyTorch eager and PyTorch with per-block
 /// checkpointing.
 #[derive(Args)]
-#[command(after_help = "Example:\n  tightfit bench engine corpus/steps/gpt-small")]
+#[command(after_help = "Example:\n  tightfit-bench engine corpus/steps/gpt-small")]
 pub struct Arguments {
     /// A step's folder; PyTorch's side exists for gpt-small
     step: PathBuf,

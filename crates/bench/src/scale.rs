@@ -1,4 +1,4 @@
-//! `tightfit bench scale`: a very large model on very many devices, on paper. Invariant: only the
+//! `tightfit-bench scale`: a very large model on very many devices, on paper. Invariant: only the
 //! time of planning is measured; all else is predicted, and one stated efficiency stands for
 //! everything that the prediction leaves out.
 
@@ -13,12 +13,13 @@ use tightfit::pipeline::{PipelineSchedule, Rows, interleaved, layers};
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
 
-use super::markdown::{known, titled};
-use crate::effort::clock;
-use crate::exit_code::ExitCode;
-use crate::failure::Result;
-use crate::interrupt;
+use crate::markdown::{known, titled};
 use llama::LLAMA_405B;
+use tightfit_cli::effort::clock;
+use tightfit_cli::exit_code::ExitCode;
+use tightfit_cli::failure::Result;
+use tightfit_cli::interrupt;
+use tightfit_cli::say;
 
 /// GPUs that work as one device: they divide every tensor among themselves.
 const GROUP: u64 = 8;

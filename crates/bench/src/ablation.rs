@@ -1,4 +1,4 @@
-//! `tightfit bench ablation`: what each tuned figure of the planners is good for. Invariant: a
+//! `tightfit-bench ablation`: what each tuned figure of the planners is good for. Invariant: a
 //! figure is varied alone, and compared with the table's value on the same cases, with the same
 //! seeds and the same processor time; every schedule that counts was checked at its budget.
 
@@ -15,14 +15,15 @@ use tightfit::tuning::{self, Row};
 use tightfit::units::{Bytes, Seconds};
 use tightfit::{Goal, HoldRequest, Request, fit, hold};
 
-use super::markdown::table;
-use super::planner::subject::Subject;
-use crate::effort::Limits;
-use crate::exit_code::ExitCode;
-use crate::failure::Result;
-use crate::figures::{self, Figures};
-use crate::output;
-use crate::values::{duration, fraction};
+use crate::markdown::table;
+use crate::planner::subject::Subject;
+use tightfit_cli::effort::Limits;
+use tightfit_cli::exit_code::ExitCode;
+use tightfit_cli::failure::Result;
+use tightfit_cli::figures::{self, Figures};
+use tightfit_cli::output;
+use tightfit_cli::say;
+use tightfit_cli::values::{duration, fraction};
 
 /// Planners with a fixed rule, which plan without a tier or with one.
 const RULES: [Planner; 3] = [Planner::Chen, Planner::Capuchin, Planner::Dtr];
@@ -36,8 +37,8 @@ const FACTORS: [f64; 2] = [0.5, 2.0];
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  tightfit bench ablation --markdown ablation.md
-  tightfit bench ablation --figures rounds,layout::NODES --seeds 5")]
+  tightfit-bench ablation --markdown ablation.md
+  tightfit-bench ablation --figures rounds,layout::NODES --seeds 5")]
 pub struct Arguments {
     /// Graphs
     #[arg(default_values = [

@@ -1,4 +1,4 @@
-//! `tightfit bench layout`: how fast sets of buffers that are known to be hard are packed.
+//! `tightfit-bench layout`: how fast sets of buffers that are known to be hard are packed.
 //! Invariant: a packing counts as fitting only if no two of its buffers overlap, which is tested
 //! here and not taken on trust.
 
@@ -11,17 +11,18 @@ use tightfit::plan::Planner;
 use tightfit::schedule::{Lifetime, Shelf, pack};
 use tightfit::units::{Bytes, Seconds};
 
-use super::markdown::table;
-use crate::effort::{self, Limits};
-use crate::exit_code::ExitCode;
-use crate::failure::{Context, Failure, Result};
+use crate::markdown::table;
+use tightfit_cli::effort::{self, Limits};
+use tightfit_cli::exit_code::ExitCode;
+use tightfit_cli::failure::{Context, Failure, Result};
+use tightfit_cli::{note, say};
 
 /// The time limit if none is given.
 const DEADLINE: Seconds = Seconds(60.0);
 
 /// Pack sets of buffers into a fixed capacity; a minute each unless --deadline says otherwise.
 #[derive(Args)]
-#[command(after_help = "Example:\n  tightfit bench layout corpus/buffers --deadline 10s")]
+#[command(after_help = "Example:\n  tightfit-bench layout corpus/buffers --deadline 10s")]
 pub struct Arguments {
     /// Folder with CSV files: id,lower,upper,size, the upper end of a lifetime not included
     #[arg(default_value = "corpus/buffers")]

@@ -1,4 +1,4 @@
-//! `tightfit bench stages`: planned pipelines compared with those that cut equally and recompute
+//! `tightfit-bench stages`: planned pipelines compared with those that cut equally and recompute
 //! nothing or everything. Invariant: all of them are priced by the same model and the same
 //! simulation; the results of planning each device tensor by tensor stand next to that.
 
@@ -16,13 +16,14 @@ use tightfit::staged::PlannedStages;
 use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::Budget;
 
-use super::markdown::{known, titled};
-use crate::accumulation::Accumulation;
-use crate::effort::{Search, clock};
-use crate::exit_code::ExitCode;
-use crate::failure::Result;
-use crate::verbs::stages::answer::{Found, Task, answer};
-use crate::{input, interrupt};
+use crate::markdown::{known, titled};
+use tightfit_cli::accumulation::Accumulation;
+use tightfit_cli::effort::{Search, clock};
+use tightfit_cli::exit_code::ExitCode;
+use tightfit_cli::failure::Result;
+use tightfit_cli::say;
+use tightfit_cli::verbs::stages::answer::{Found, Task, answer};
+use tightfit_cli::{input, interrupt};
 
 /// Gigabytes of a device.
 const BUDGETS: [u64; 7] = [80, 40, 30, 20, 12, 8, 5];

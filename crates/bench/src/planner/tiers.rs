@@ -10,8 +10,8 @@ use tightfit::units::Bytes;
 
 use super::subject::{Planned, Subject};
 use super::{Bench, Found, graph_files};
-use crate::bench::markdown::{known, percent, table};
-use crate::failure::Result;
+use crate::markdown::{known, percent, table};
+use tightfit_cli::failure::Result;
 
 /// The tier, by the name of its preset.
 const TIER: &str = "pcie4";

@@ -1,4 +1,4 @@
-//! `tightfit bench planner`: how good plans are, how near to the bound, how fast. Invariant: every
+//! `tightfit-bench planner`: how good plans are, how near to the bound, how fast. Invariant: every
 //! plan that counts was checked again here, within its budget and not faster than its own bound;
 //! one that fails ends the bench.
 
@@ -18,21 +18,22 @@ use tightfit::effort::Effort;
 use tightfit::plan::Planner;
 use tightfit::units::Seconds;
 
-use crate::effort::Limits;
-use crate::exit_code::ExitCode;
-use crate::failure::{Context, Result};
-use crate::output;
-use crate::planners::planner as planner_named;
-use crate::values::fraction;
+use tightfit_cli::effort::Limits;
+use tightfit_cli::exit_code::ExitCode;
+use tightfit_cli::failure::{Context, Result};
+use tightfit_cli::output;
+use tightfit_cli::planners::planner as planner_named;
+use tightfit_cli::say;
+use tightfit_cli::values::fraction;
 
 /// Plan the corpus at many budgets with every planner, compared with bounds, proven optima and
 /// other systems.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  tightfit bench planner --markdown planner.md --json planner.json
-  tightfit bench planner --quick
-  tightfit bench planner --parts grid --planners auto --budgets 0.5,0.3 --deadline 10s")]
+  tightfit-bench planner --markdown planner.md --json planner.json
+  tightfit-bench planner --quick
+  tightfit-bench planner --parts grid --planners auto --budgets 0.5,0.3 --deadline 10s")]
 pub struct Arguments {
     /// Folder with graphs
     #[arg(long, default_value = "corpus/graphs")]

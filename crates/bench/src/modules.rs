@@ -1,4 +1,4 @@
-//! `tightfit bench modules`: selective checkpointing of modules compared with what PyTorch's tools
+//! `tightfit-bench modules`: selective checkpointing of modules compared with what PyTorch's tools
 //! answered. Invariant: nothing is judged; an answer that was recorded stands next to ours.
 
 use std::path::{Path, PathBuf};
@@ -10,19 +10,20 @@ use tightfit::plan::modules::{ModulePlanError, SelectivePlan, SelectiveTask, sel
 use tightfit::plan::{SOLVER, SolverLimits};
 use tightfit::units::Bytes;
 
-use super::markdown::{known, titled};
-use crate::effort::clock;
-use crate::exit_code::ExitCode;
-use crate::failure::{Context, Result};
-use crate::input::{self, OnMachine};
-use crate::solver::Solver;
+use crate::markdown::{known, titled};
+use tightfit_cli::effort::clock;
+use tightfit_cli::exit_code::ExitCode;
+use tightfit_cli::failure::{Context, Result};
+use tightfit_cli::input::{self, OnMachine};
+use tightfit_cli::say;
+use tightfit_cli::solver::Solver;
 
 /// Shares of the baseline peak for which PyTorch's tools were run.
 const SHARES: [f64; 4] = [0.9, 0.7, 0.5, 0.35];
 
 /// Choose modules to checkpoint, with recorded and with generated statistics.
 #[derive(Args)]
-#[command(after_help = "Example:\n  tightfit bench modules --gap 0.01")]
+#[command(after_help = "Example:\n  tightfit-bench modules --gap 0.01")]
 pub struct Arguments {
     /// Statistics of modules, or graphs [default: those recorded with PyTorch, and two generated
     /// models of 24 layers]
