@@ -29,7 +29,7 @@ pub use execute::places::Located;
 pub use execute::ready::TierFolder;
 pub use execute::region::Region;
 pub use execute::residents::Resident;
-pub use execute::session::Session;
+pub use execute::session::{Session, SessionBuilder};
 pub use execute::set_aside::SetAside;
 pub use execute::trial::{FastestStep, NodeTimings, Timings, VERSION, trial};
 pub use execute::weights;

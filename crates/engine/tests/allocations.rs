@@ -80,8 +80,8 @@ fn step() -> (Step, Dataset) {
 fn session(step: &Step, threads: u32) -> (Session, Bytes) {
     let machine = Machine::unmeasured_cpu(threads);
     let fitted = unplanned(&step.training, &Profile::new(&step.training, &machine)).unwrap();
-    let slab = fitted.schedule().slab;
-    let session = Session::new(step, fitted.checked(), None, slab, threads as usize, 1).unwrap();
+    let session = Session::builder(step, fitted.checked()).threads(threads as usize).seed(1);
+    let session = session.start().unwrap();
     (session, reserve(&step.training, &machine).packing)
 }
 

@@ -54,10 +54,24 @@ fn in_folder(folder: &Path, overlaps: bool) -> TierFolder {
     TierFolder { folder: folder.to_path_buf(), traffic, size: None }
 }
 
+fn started(
+    step: &Step,
+    plan: &FittedStep,
+    tier: Option<&TierFolder>,
+) -> Result<Session, SessionError> {
+    Session::builder(step, plan.training.fitted.checked())
+        .evaluation(plan.evaluation.as_ref())
+        .slab(plan.training.slab())
+        .tier(tier)
+        .region(plan.region.as_ref())
+        .threads(2)
+        .seed(7)
+        .start()
+}
+
 fn session(step: &Step, plan: &FittedStep, tier: &TierFolder) -> Session {
-    let schedules = (plan.training.fitted.checked(), plan.evaluation.as_ref());
-    let region = plan.region.as_ref().unwrap();
-    Session::with_region(step, schedules, plan.training.slab(), (tier, region), 2, 7).unwrap()
+    assert!(plan.region.is_some());
+    started(step, plan, Some(tier)).unwrap()
 }
 
 /// The same with enough memory, and no manager.
@@ -67,8 +81,7 @@ fn with_memory_enough(step: &Step) -> Session {
     let (budget, planner) = (Budget::Share(1.0), Planner::Auto);
     let task = FitTask { machine: &machine, budget, beside: Bytes::ZERO, planner, effort };
     let plan = fit_step(step, &CallSeconds::new(VERSION, 2), &task).unwrap();
-    let schedules = (plan.training.fitted.checked(), plan.evaluation.as_ref());
-    Session::with_tier(step, schedules, plan.training.slab(), None, 2, 7).unwrap()
+    started(step, &plan, None).unwrap()
 }
 
 /// The next action of a run.
@@ -321,10 +334,11 @@ fn what_has_no_folder_and_what_has_no_plan() {
     let whole = region.whole().unwrap();
     for (size, fits) in [(Bytes(whole.0 - 1), false), (whole, true)] {
         let tier = TierFolder { size: Some(size), ..tier.clone() };
-        let schedules = (plan.training.fitted.checked(), None);
-        let slab = plan.training.slab();
-        let made = Session::with_region(&step, schedules, slab, (&tier, region), 2, 7);
-        match made {
+        let made = Session::builder(&step, plan.training.fitted.checked())
+            .slab(plan.training.slab())
+            .tier(Some(&tier))
+            .region(Some(region));
+        match made.start() {
             Ok(_) => assert!(fits),
             Err(SessionError::Tier(TierError::Room { needed, .. })) => {
                 assert!(!fits && needed == whole);
@@ -346,9 +360,7 @@ fn an_output_that_is_a_parameter_has_to_be_planned() {
     let folder = tempfile::tempdir().unwrap();
     let tier = in_folder(folder.path(), true);
     let plan = placed(&step, Policy::Auto, Budget::Share(0.8)).unwrap();
-    let schedules = (plan.training.fitted.checked(), plan.evaluation.as_ref());
-    let (slab, region) = (plan.training.slab(), plan.region.as_ref().unwrap());
-    let refused = Session::with_region(&step, schedules, slab, (&tier, region), 2, 7).err();
+    let refused = started(&step, &plan, Some(&tier)).err();
     assert!(matches!(refused, Some(SessionError::Compile(CompileError::EndsPlaced { .. }))));
 }
 

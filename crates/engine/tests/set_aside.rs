@@ -51,8 +51,14 @@ fn in_folder(folder: &Path, size: Option<Bytes>) -> TierFolder {
 /// A run with memory for the largest of some plans.
 fn session(step: &Step, plans: &[&FittedStep], tier: Option<&TierFolder>) -> Session {
     let slab = plans.iter().map(|plan| plan.training.slab()).max().unwrap();
-    let schedules = (plans[0].training.fitted.checked(), plans[0].evaluation.as_ref());
-    Session::with_tier(step, schedules, slab, tier, 2, 7).unwrap()
+    Session::builder(step, plans[0].training.fitted.checked())
+        .evaluation(plans[0].evaluation.as_ref())
+        .slab(slab)
+        .tier(tier)
+        .threads(2)
+        .seed(7)
+        .start()
+        .unwrap()
 }
 
 fn data(step: &Step) -> Dataset {
@@ -140,15 +146,13 @@ fn what_has_no_room_leaves_the_run_as_it_was() {
         let refused = take_up(&mut session, &step, &least, Some(&small)).unwrap_err();
         assert!(matches!(refused, SessionError::Tier(TierError::Room { .. })), "{refused}");
         // Nor is a plan accepted for which this slab is too small.
-        let mut tiny = Session::with_tier(
-            &step,
-            (least.training.fitted.checked(), None),
-            least.training.slab(),
-            Some(&tier),
-            2,
-            7,
-        )
-        .unwrap();
+        let mut tiny = Session::builder(&step, least.training.fitted.checked())
+            .slab(least.training.slab())
+            .tier(Some(&tier))
+            .threads(2)
+            .seed(7)
+            .start()
+            .unwrap();
         let refused = take_up(&mut tiny, &step, &whole, Some(&tier)).unwrap_err();
         assert!(matches!(refused, SessionError::Slab(_)), "{refused}");
         losses.push(session.step(&mut data).unwrap().to_bits());

@@ -63,7 +63,8 @@ fn session(step: &Step, budget: Budget, link: Option<Arc<dyn Link>>, first: u32)
     let (training, evaluation) = (&fitted.training, fitted.evaluation.as_ref());
     let checked = training.fitted.checked();
     assert_disjoint();
-    let mut session = Session::new(step, checked, evaluation, training.slab(), 1, 3).unwrap();
+    let session = Session::builder(step, checked).evaluation(evaluation).slab(training.slab());
+    let mut session = session.seed(3).start().unwrap();
     if let Some(link) = link {
         session.connect(link, first).unwrap();
     }

@@ -136,15 +136,13 @@ fn train(step: &Step, budget: Budget, threads: u32) -> Result<Trained, Verdict> 
         fit_step(step, &CallSeconds::new("", threads), &named)
             .map_err(|error| Verdict::Wrong(format!("min in bytes is refused: {error}")))?;
     }
-    let mut session = Session::new(
-        step,
-        planned.training.fitted.checked(),
-        planned.evaluation.as_ref(),
-        planned.training.slab(),
-        threads as usize,
-        SEED,
-    )
-    .map_err(|error| refused("compiling", &error))?;
+    let mut session = Session::builder(step, planned.training.fitted.checked())
+        .evaluation(planned.evaluation.as_ref())
+        .slab(planned.training.slab())
+        .threads(threads as usize)
+        .seed(SEED)
+        .start()
+        .map_err(|error| refused("compiling", &error))?;
     let mut data = Dataset::open(&step.data, &step.folder, None)
         .map_err(|error| refused("the data", &error))?;
     let mut losses = Vec::new();

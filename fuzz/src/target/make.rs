@@ -300,7 +300,8 @@ pub fn session() -> anyhow::Result<Session> {
     let task = FitTask { machine: &machine, budget, beside, planner, effort: EFFORT };
     let planned = fit_step(&step, &CallSeconds::new("", 1), &task)?;
     let training = planned.training.fitted.checked();
-    Ok(Session::new(&step, training, None, planned.training.slab(), 1, 1)?)
+    let session = Session::builder(&step, training).slab(planned.training.slab()).seed(1);
+    Ok(session.start()?)
 }
 
 /// The initial weights of that step.

@@ -326,12 +326,15 @@ fn session(
     threads: u32,
     seed: u64,
 ) -> Result<Session> {
-    let schedules = (planned.training.fitted.checked(), planned.evaluation.as_ref());
-    let (slab, threads) = (planned.training.slab(), threads as usize);
-    if let (Some(region), Some(tier)) = (&planned.region, tier) {
-        return Ok(Session::with_region(step, schedules, slab, (tier, region), threads, seed)?);
-    }
-    Ok(Session::with_tier(step, schedules, slab, tier, threads, seed)?)
+    let session = Session::builder(step, planned.training.fitted.checked())
+        .evaluation(planned.evaluation.as_ref())
+        .slab(planned.training.slab())
+        .tier(tier)
+        .region(planned.region.as_ref())
+        .threads(threads as usize)
+        .seed(seed)
+        .start()?;
+    Ok(session)
 }
 
 /// The last evaluation; none after a run that was to do steps and did none.

@@ -128,9 +128,12 @@ fn try_step(arguments: &Arguments, folder: &Path) -> Result<(Machine, CallSecond
         let traffic = Traffic::default();
         TierFolder { folder, traffic, size }
     });
-    let (schedules, threads) = ((fitted.fitted.checked(), None), machine.threads as usize);
-    let mut session =
-        Session::with_tier(&step, schedules, fitted.slab(), tier.as_ref(), threads, 1)?;
+    let mut session = Session::builder(&step, fitted.fitted.checked())
+        .slab(fitted.slab())
+        .tier(tier.as_ref())
+        .threads(machine.threads as usize)
+        .seed(1)
+        .start()?;
     process::settle_heap();
     let measured = trial(&mut session, &mut data, TRIAL)?;
     let seconds = measured.call_seconds(&step.training, machine.threads);

@@ -55,54 +55,81 @@ pub struct Session {
     pub learning_rate: f64,
 }
 
-impl Session {
+/// What a run is started with.
+#[derive(Clone, Copy)]
+pub struct SessionBuilder<'a> {
+    step: &'a Step,
+    training: &'a Checked,
+    evaluation: Option<&'a Checked>,
+    slab: Bytes,
+    tier: Option<&'a TierFolder>,
+    region: Option<&'a Region>,
+    threads: usize,
+    seed: u64,
+}
+
+impl<'a> SessionBuilder<'a> {
+    /// The schedule of the evaluation, if there is one.
+    pub fn evaluation(self, evaluation: Option<&'a Checked>) -> Self {
+        SessionBuilder { evaluation, ..self }
+    }
+
+    /// The bytes of the slab.
+    pub fn slab(self, slab: Bytes) -> Self {
+        SessionBuilder { slab, ..self }
+    }
+
+    /// A tier below the slab, which is created if the schedules move anything.
+    pub fn tier(self, tier: Option<&'a TierFolder>) -> Self {
+        SessionBuilder { tier, ..self }
+    }
+
+    /// Persistent tensors lie in this region of the slab, into which a residency manager brings
+    /// them from the tier when a call computes with them. The schedules are those of a slab that
+    /// has space for all of them, and move nothing.
+    pub fn region(self, region: Option<&'a Region>) -> Self {
+        SessionBuilder { region, ..self }
+    }
+
+    /// The number of threads that compute.
+    pub fn threads(self, threads: usize) -> Self {
+        SessionBuilder { threads, ..self }
+    }
+
+    /// The seed of the run.
+    pub fn seed(self, seed: u64) -> Self {
+        SessionBuilder { seed, ..self }
+    }
+
     /// Compiles both schedules, allocates the slab and fills the parameters; state begins at zero.
-    pub fn new(
-        step: &Step,
-        training: &Checked,
-        evaluation: Option<&Checked>,
-        slab: Bytes,
-        threads: usize,
-        seed: u64,
-    ) -> Result<Session, SessionError> {
-        Session::with_tier(step, (training, evaluation), slab, None, threads, seed)
+    ///
+    /// # Errors
+    /// [`SessionError`] if what is needed is not there: memory, a tier, initial values, or kernels
+    /// for what the schedules run.
+    pub fn start(self) -> Result<Session, SessionError> {
+        Session::start(&self)
+    }
+}
+
+impl Session {
+    /// A run of a step with the schedule of its training: with a slab as large as that needs, on
+    /// one thread, without evaluation and tier, with seed 0, unless told otherwise.
+    pub fn builder<'a>(step: &'a Step, training: &'a Checked) -> SessionBuilder<'a> {
+        SessionBuilder {
+            step,
+            training,
+            evaluation: None,
+            slab: training.schedule().slab,
+            tier: None,
+            region: None,
+            threads: 1,
+            seed: 0,
+        }
     }
 
-    /// The same with a tier below the slab, which is created if the schedules move anything.
-    pub fn with_tier(
-        step: &Step,
-        (training, evaluation): (&Checked, Option<&Checked>),
-        slab: Bytes,
-        tier: Option<&TierFolder>,
-        threads: usize,
-        seed: u64,
-    ) -> Result<Session, SessionError> {
-        Session::start(step, (training, evaluation), slab, (tier, None), threads, seed)
-    }
-
-    /// The same with persistent tensors in a region of the slab, into which a residency manager
-    /// brings them from the tier when a call computes with them. The schedules are those of a slab
-    /// that has space for all of them, and move nothing.
-    pub fn with_region(
-        step: &Step,
-        (training, evaluation): (&Checked, Option<&Checked>),
-        slab: Bytes,
-        (tier, region): (&TierFolder, &Region),
-        threads: usize,
-        seed: u64,
-    ) -> Result<Session, SessionError> {
-        let placed = (Some(tier), Some(region));
-        Session::start(step, (training, evaluation), slab, placed, threads, seed)
-    }
-
-    fn start(
-        step: &Step,
-        schedules: (&Checked, Option<&Checked>),
-        slab: Bytes,
-        placed: (Option<&TierFolder>, Option<&Region>),
-        threads: usize,
-        seed: u64,
-    ) -> Result<Session, SessionError> {
+    fn start(built: &SessionBuilder<'_>) -> Result<Session, SessionError> {
+        let &SessionBuilder { step, training, evaluation, slab, tier, region, threads, seed } =
+            built;
         let pool = ThreadPoolBuilder::new()
             .num_threads(threads)
             .stack_size(1 << 20)
@@ -110,7 +137,7 @@ impl Session {
             .build()?;
         let pool = Arc::new(pool);
         pool.broadcast(|_| take_panel());
-        let ready = ready(step, schedules, placed, &pool)?;
+        let ready = ready(step, (training, evaluation), (tier, region), &pool)?;
         let staging = Staging::new(ready.lanes.is_some())?;
         if let Some(placement) = &ready.placement {
             lock(placement).clear(&staging).map_err(of_tier)?;

@@ -29,8 +29,12 @@ impl Share {
     /// The session of the rank, connected to the others.
     pub fn session(&self, link: Arc<dyn Link>, seed: u64) -> Result<Session, SessionError> {
         let Share { step, training, evaluation, slab, machine, .. } = self;
-        let threads = machine.threads as usize;
-        let mut session = Session::new(step, training, evaluation.as_ref(), *slab, threads, seed)?;
+        let mut session = Session::builder(step, training)
+            .evaluation(evaluation.as_ref())
+            .slab(*slab)
+            .threads(machine.threads as usize)
+            .seed(seed)
+            .start()?;
         session.connect(link, self.first_of_evaluation)?;
         Ok(session)
     }
