@@ -44,7 +44,7 @@ impl<'a> BestFit<'a> {
                 occupied.insert(block, (addresses[i], after));
             }
         }
-        let mut near = Runs::new();
+        let mut near = Union::default();
         for &block in order {
             let i = block as usize;
             let bytes = blocks[i].bytes.0;
@@ -54,11 +54,9 @@ impl<'a> BestFit<'a> {
             if !meter.take(1) {
                 return None;
             }
-            near.clear();
+            near.runs.clear();
             occupied.during(&blocks[i], &mut near);
-            // Runs of a few nodes, each of them sorted: a stable sort merges those.
-            near.sort();
-            addresses[i] = smallest_gap(&near, bytes, floor);
+            addresses[i] = smallest_gap(&near.runs, bytes, floor);
             end = end.max(addresses[i] + bytes);
             occupied.insert(&blocks[i], (addresses[i], addresses[i] + bytes));
         }
@@ -148,9 +146,8 @@ impl Occupied {
         self.insert_below(node * 2 + 1, (middle + 1, span.1), wanted, run);
     }
 
-    /// Appends what is taken at some time of `lifetime`, in no particular order and with
-    /// repetitions.
-    fn during(&self, lifetime: &Lifetime, taken: &mut Runs) {
+    /// Adds what is taken at some time of `lifetime`.
+    fn during(&self, lifetime: &Lifetime, taken: &mut Union) {
         self.during_below(1, (0, self.leaves - 1), self.leaves_of(lifetime), taken);
     }
 
@@ -159,19 +156,69 @@ impl Occupied {
         node: usize,
         span: (usize, usize),
         wanted: (usize, usize),
-        taken: &mut Runs,
+        taken: &mut Union,
     ) {
         if wanted.1 < span.0 || span.1 < wanted.0 {
             return;
         }
         if wanted.0 <= span.0 && span.1 <= wanted.1 {
-            taken.extend_from_slice(&self.some[node]);
+            taken.add(&self.some[node]);
             return;
         }
-        taken.extend_from_slice(&self.whole[node]);
+        taken.add(&self.whole[node]);
         let middle = (span.0 + span.1) / 2;
         self.during_below(node * 2, (span.0, middle), wanted, taken);
         self.during_below(node * 2 + 1, (middle + 1, span.1), wanted, taken);
+    }
+}
+
+/// The union of several sets of ranges.
+#[derive(Default)]
+struct Union {
+    runs: Runs,
+    /// A part of it while a set is added, kept for its memory.
+    merged: Runs,
+}
+
+impl Union {
+    /// Adds ranges that increase.
+    fn add(&mut self, more: &[(u64, u64)]) {
+        let (Some(first), Some(last)) = (more.first(), more.last()) else { return };
+        // Only these can meet them.
+        let from = self.runs.partition_point(|run| run.1 < first.0);
+        let to = from + self.runs[from..].partition_point(|run| run.0 <= last.1);
+        if from == to {
+            self.runs.splice(from..to, more.iter().copied());
+            return;
+        }
+        self.merged.clear();
+        let (mut ours, mut theirs) = (&self.runs[from..to], more);
+        let mut open = (first.0.min(ours[0].0), 0);
+        loop {
+            let next = match (ours, theirs) {
+                ([one, rest @ ..], [other, ..]) if one.0 <= other.0 => {
+                    ours = rest;
+                    one
+                }
+                (_, [other, rest @ ..]) => {
+                    theirs = rest;
+                    other
+                }
+                ([one, rest @ ..], []) => {
+                    ours = rest;
+                    one
+                }
+                ([], []) => break,
+            };
+            if next.0 <= open.1 || open.1 == 0 {
+                open.1 = open.1.max(next.1);
+            } else {
+                self.merged.push(open);
+                open = *next;
+            }
+        }
+        self.merged.push(open);
+        self.runs.splice(from..to, self.merged.iter().copied());
     }
 }
 
