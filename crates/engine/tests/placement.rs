@@ -337,7 +337,8 @@ fn what_has_no_folder_and_what_has_no_plan() {
         let made = Session::builder(&step, plan.training.fitted.checked())
             .slab(plan.training.slab())
             .tier(Some(&tier))
-            .region(Some(region));
+            .region(Some(region))
+            .threads(2);
         match made.start() {
             Ok(_) => assert!(fits),
             Err(SessionError::Tier(TierError::Room { needed, .. })) => {

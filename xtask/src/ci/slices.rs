@@ -40,6 +40,7 @@ const SLICES: [&[Part]; 8] = [
         Rust("tightfit", Without(PLANS)),
         Rust("tightfit-report", All),
         Rust("tightfit-replay", All),
+        Rust("tightfit-bench", All),
         Rust("xtask", All),
         Rust("tightfit-fuzz", All),
         Documented,

@@ -193,7 +193,8 @@ impl Union {
         }
         self.merged.clear();
         let (mut ours, mut theirs) = (&self.runs[from..to], more);
-        let mut open = (first.0.min(ours[0].0), 0);
+        let start = first.0.min(ours[0].0);
+        let mut open = (start, start);
         loop {
             let next = match (ours, theirs) {
                 ([one, rest @ ..], [other, ..]) if one.0 <= other.0 => {
@@ -210,7 +211,7 @@ impl Union {
                 }
                 ([], []) => break,
             };
-            if next.0 <= open.1 || open.1 == 0 {
+            if next.0 <= open.1 {
                 open.1 = open.1.max(next.1);
             } else {
                 self.merged.push(open);
