@@ -15,7 +15,7 @@ use tightfit::tuning::{self, Row};
 use tightfit::units::{Bytes, Seconds};
 use tightfit::{Goal, HoldRequest, Request, fit, hold};
 
-use crate::markdown::table;
+use crate::markdown;
 use crate::planner::subject::Subject;
 use tightfit_cli::effort::Limits;
 use tightfit_cli::exit_code::ExitCode;
@@ -96,7 +96,11 @@ pub fn ablation(arguments: &Arguments) -> Result<ExitCode> {
     let rows: Vec<&Row> = tuning::ALL.iter().filter(|row| is_chosen(row, arguments)).collect();
     let bench = Bench::new(arguments, rows.len())?;
     let settled = bench.means("as settled");
-    let (mut lines, mut results): (Vec<Vec<String>>, Vec<Value>) = (Vec::new(), Vec::new());
+    let mut markdown =
+        heading(&settled) + &markdown::head(&["figure", "value", "halved", "doubled"]);
+    // It takes long, so each row is there when it is known.
+    bench.bar.suspend(|| say!("{}", markdown.trim_end_matches('\n')))?;
+    let mut results: Vec<Value> = Vec::new();
     for row in rows {
         let mut line = vec![format!("`{}`", name(row)), row.figure.settled()];
         for factor in FACTORS {
@@ -111,10 +115,13 @@ pub fn ablation(arguments: &Arguments) -> Result<ExitCode> {
                 "means": varied,
             }));
         }
-        lines.push(line);
+        let line = markdown::line(&line);
+        bench
+            .bar
+            .suspend(|| say!("{}", line.trim_end_matches('\n')).and_then(|()| output::flush()))?;
+        markdown += &line;
     }
     bench.bar.finish_and_clear();
-    let markdown = heading(&settled) + &table(&["figure", "value", "halved", "doubled"], &lines);
     let json = json!({ "measures": MEASURES, "settled": settled, "varied": results });
     if let Some(path) = &arguments.markdown {
         output::write_whole(path, markdown.as_bytes())?;
@@ -122,7 +129,6 @@ pub fn ablation(arguments: &Arguments) -> Result<ExitCode> {
     if let Some(path) = &arguments.json {
         output::write_whole(path, format!("{json}\n").as_bytes())?;
     }
-    say!("{}", markdown.trim_end_matches('\n'))?;
     Ok(ExitCode::SUCCESS)
 }
 

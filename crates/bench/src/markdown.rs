@@ -5,14 +5,19 @@ use tightfit::units::{Bytes, Seconds};
 
 /// A table: the first column to the left, all others to the right.
 pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
-    let line = |cells: Vec<&str>| format!("| {} |\n", cells.join(" | "));
+    rows.iter().fold(self::head(head), |text, row| text + &line(row))
+}
+
+/// The beginning of a table, before its rows.
+pub fn head(names: &[&str]) -> String {
     let rule = |column| if column == 0 { "---" } else { "---:" };
-    let mut text = line(head.to_vec());
-    text += &format!("|{}|\n", (0..head.len()).map(rule).collect::<Vec<_>>().join("|"));
-    for row in rows {
-        text += &line(row.iter().map(String::as_str).collect());
-    }
-    text
+    let rules: Vec<&str> = (0..names.len()).map(rule).collect();
+    format!("| {} |\n|{}|\n", names.join(" | "), rules.join("|"))
+}
+
+/// A row of a table.
+pub fn line(cells: &[String]) -> String {
+    format!("| {} |\n", cells.join(" | "))
 }
 
 /// A table of rows that name their columns.
