@@ -96,6 +96,9 @@ impl<'a> Meter<'a> {
     /// Units of work between two checks of the clock when work is requested.
     const CLOCK_INTERVAL: u64 = 4;
 
+    /// The most of a grace that a first plan takes.
+    const FIRST: Seconds = Seconds(0.15);
+
     /// Time per run for examining a sequence (its simulation, and first addresses).
     const LOOK: Seconds = Seconds(2.5e-6);
 
@@ -145,10 +148,12 @@ impl<'a> Meter<'a> {
     }
 
     /// This much more work, regardless of limits and time: for a first plan, without which there is
-    /// no answer. If the caller chose the deadline, it ends with the grace after that.
+    /// no answer. If the caller chose the deadline, it ends 0.15 s after that, or with the grace.
     pub fn untimed(&self, work: u64) -> Meter<'a> {
         let limit = self.spent.saturating_add(work);
-        Meter { limit, ignores_interruptions: true, ..self.with_grace(0) }
+        let late = |grace: Seconds| Seconds(self.effort.deadline.0 + grace.0.min(Self::FIRST.0));
+        let deadline = self.effort.grace.map(late);
+        Meter { limit, deadline, ignores_interruptions: true, ..self.clone() }
     }
 
     /// The same without a limit of work, for turning a refusal into a plan: if a deadline was
@@ -196,12 +201,12 @@ impl<'a> Meter<'a> {
         Effort { work, floor: 0, ..self.ending(left.max(0.0) * share) }
     }
 
-    /// The effort with this deadline from now on; its grace ends no later than that of the whole.
+    /// The effort with this deadline from now on; its grace ends with that of the whole.
     fn ending(&self, deadline: f64) -> Effort<'a> {
         let deadline = Seconds(deadline.max(0.0));
         let within = |grace: Seconds| {
             let end = self.effort.deadline.0 + grace.0 - self.elapsed().0;
-            Seconds((end - deadline.0).clamp(0.0, grace.0))
+            Seconds((end - deadline.0).max(0.0))
         };
         Effort { deadline, grace: self.effort.grace.map(within), ..*self.effort }
     }
