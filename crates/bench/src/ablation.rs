@@ -14,16 +14,15 @@ use tightfit::plan::Planner;
 use tightfit::tuning::{self, Row};
 use tightfit::units::{Bytes, Seconds};
 use tightfit::{Goal, HoldRequest, Request, fit, hold};
-
-use crate::markdown;
-use crate::planner::subject::Subject;
 use tightfit_cli::effort::Limits;
 use tightfit_cli::exit_code::ExitCode;
 use tightfit_cli::failure::Result;
 use tightfit_cli::figures::{self, Figures};
-use tightfit_cli::output;
-use tightfit_cli::say;
 use tightfit_cli::values::{duration, fraction};
+use tightfit_cli::{output, say};
+
+use crate::markdown;
+use crate::planner::subject::Subject;
 
 /// Planners with a fixed rule, which plan without a tier or with one.
 const RULES: [Planner; 3] = [Planner::Chen, Planner::Capuchin, Planner::Dtr];

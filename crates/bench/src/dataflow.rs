@@ -7,13 +7,13 @@ use clap::Args;
 use serde_json::{Value, json};
 use tightfit::analysis::dataflow;
 use tightfit::analysis::modules::measure;
-
-use crate::markdown::table;
 use tightfit_cli::effort;
 use tightfit_cli::exit_code::ExitCode;
 use tightfit_cli::failure::Result;
 use tightfit_cli::input::{self, OnMachine};
 use tightfit_cli::{note, say};
+
+use crate::markdown::table;
 
 /// Time dataflow analysis and module statistics.
 #[derive(Args)]

@@ -7,7 +7,6 @@ use std::process::Command;
 
 use clap::Args;
 use serde_json::{Value, json};
-
 use tightfit_cli::exit_code::ExitCode;
 use tightfit_cli::failure::{Context, Failure, Result};
 use tightfit_cli::{note, say};

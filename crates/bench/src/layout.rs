@@ -10,12 +10,12 @@ use tightfit::Goal;
 use tightfit::plan::Planner;
 use tightfit::schedule::{Lifetime, Shelf, pack};
 use tightfit::units::{Bytes, Seconds};
-
-use crate::markdown::table;
 use tightfit_cli::effort::{self, Limits};
 use tightfit_cli::exit_code::ExitCode;
 use tightfit_cli::failure::{Context, Failure, Result};
 use tightfit_cli::{note, say};
+
+use crate::markdown::table;
 
 /// The time limit if none is given.
 const DEADLINE: Seconds = Seconds(60.0);

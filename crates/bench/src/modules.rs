@@ -9,14 +9,14 @@ use tightfit::analysis::modules::ModuleInfo;
 use tightfit::plan::modules::{ModulePlanError, SelectivePlan, SelectiveTask, selective};
 use tightfit::plan::{SOLVER, SolverLimits};
 use tightfit::units::Bytes;
-
-use crate::markdown::{known, titled};
 use tightfit_cli::effort::clock;
 use tightfit_cli::exit_code::ExitCode;
 use tightfit_cli::failure::{Context, Result};
 use tightfit_cli::input::{self, OnMachine};
 use tightfit_cli::say;
 use tightfit_cli::solver::Solver;
+
+use crate::markdown::{known, titled};
 
 /// Shares of the baseline peak for which PyTorch's tools were run.
 const SHARES: [f64; 4] = [0.9, 0.7, 0.5, 0.35];

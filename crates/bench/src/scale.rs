@@ -12,14 +12,14 @@ use tightfit::pipeline::stages::{Devices, LayerCost, StagePlan, layer_costs, pla
 use tightfit::pipeline::{PipelineSchedule, Rows, interleaved, layers};
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
-
-use crate::markdown::{known, titled};
-use llama::LLAMA_405B;
 use tightfit_cli::effort::clock;
 use tightfit_cli::exit_code::ExitCode;
 use tightfit_cli::failure::Result;
 use tightfit_cli::interrupt;
 use tightfit_cli::say;
+
+use crate::markdown::{known, titled};
+use llama::LLAMA_405B;
 
 /// GPUs that work as one device: they divide every tensor among themselves.
 const GROUP: u64 = 8;

@@ -14,9 +14,6 @@ use tightfit::pipeline::{PipelineSchedule, layers};
 use tightfit::profile::Profile;
 use tightfit::staged::PlannedStages;
 use tightfit::units::{Bytes, Seconds};
-use tightfit_engine::Budget;
-
-use crate::markdown::{known, titled};
 use tightfit_cli::accumulation::Accumulation;
 use tightfit_cli::effort::{Search, clock};
 use tightfit_cli::exit_code::ExitCode;
@@ -24,6 +21,9 @@ use tightfit_cli::failure::Result;
 use tightfit_cli::say;
 use tightfit_cli::verbs::stages::answer::{Found, Task, answer};
 use tightfit_cli::{input, interrupt};
+use tightfit_engine::Budget;
+
+use crate::markdown::{known, titled};
 
 /// Gigabytes of a device.
 const BUDGETS: [u64; 7] = [80, 40, 30, 20, 12, 8, 5];

@@ -4,7 +4,7 @@
 //!
 //! Invariant: every failure of the program is one clear message on standard error and an exit code
 //! of its own; standard output holds results only, through one writer whose failures are failures
-//! like others. Nothing but [`run`] changes how the process treats signals.
+//! like others. Nothing but [`run`] and [`run_other`] changes how the process treats signals.
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 

@@ -143,19 +143,19 @@ impl TensorPlanning<'_> {
     /// [`TensorPlanningError`] if a rank does not fit.
     pub fn plan(&self, plan: &StagePlan) -> Result<PlannedStages, TensorPlanningError> {
         let (effort, start) = (self.effort, (self.effort.clock)());
-        // A refusal takes as long as it may.
-        let attempt = |deadline: f64| Effort {
-            deadline: Seconds(deadline.max(0.0)),
-            grace: effort.grace.map(|grace| Seconds(grace.0 / 2.0)),
-            ..effort
+        // Both attempts share a chosen deadline: a refusal takes as long as it may.
+        let attempt = |deadline: f64| match effort.grace {
+            Some(grace) => Effort {
+                deadline: Seconds(deadline.max(0.0)),
+                grace: Some(Seconds(grace.0 / 2.0)),
+                ..effort
+            },
+            None => effort,
         };
-        let has_chosen_deadline = effort.grace.is_some();
-        let first = if has_chosen_deadline { attempt(effort.deadline.0 / 2.0) } else { effort };
-        self.with(plan, Leeway::OF_SENDERS, &first).or_else(|_| {
+        let half = effort.deadline.0 / 2.0;
+        self.with(plan, Leeway::OF_SENDERS, &attempt(half)).or_else(|_| {
             let spent = (effort.clock)().0 - start.0;
-            let rest =
-                if has_chosen_deadline { attempt(effort.deadline.0 - spent) } else { effort };
-            self.with(plan, Leeway::NONE, &rest)
+            self.with(plan, Leeway::NONE, &attempt(effort.deadline.0 - spent))
         })
     }
 

@@ -417,8 +417,8 @@ class Step:
             self.has_exceeded = True
             warnings.warn(
                 f"measuring the operators of a step of {self.name} held {held:,} bytes, {held - budget:,} more than the budget of "
-                f"{budget:,}, before the first step: one of them takes {most:,} if its result does not overwrite what it reads, as "
-                "plans for small budgets have it. What was measured is kept, and a later start measures nothing",
+                f"{budget:,}, before the first step: one operator and its inputs take {most:,} bytes when it is run alone, where "
+                "it cannot overwrite them. The plan is within the budget. What was measured is kept, and a later start measures nothing",
                 RuntimeWarning, stacklevel=2,
             )
 

@@ -8,11 +8,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tightfit::plan::Planner;
 use tightfit::units::Bytes;
+use tightfit_cli::failure::{Context, Result};
 
 use super::subject::Subject;
 use super::{Bench, Found, graph_files};
 use crate::markdown::{known, table};
-use tightfit_cli::failure::{Context, Result};
 
 const ROUNDING_US: f64 = 0.05;
 

@@ -5,12 +5,12 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use tightfit::plan::Planner;
+use tightfit_cli::failure::Result;
+use tightfit_cli::figures::Figures;
 
 use super::subject::{Planned, Subject};
 use super::{Bench, Found, graph_files};
 use crate::markdown::{percent, points, ratio, seconds, table};
-use tightfit_cli::failure::Result;
-use tightfit_cli::figures::Figures;
 
 /// What all planners achieved for one budget.
 struct Row {

@@ -17,7 +17,6 @@ use serde_json::{Map, Value};
 use tightfit::effort::Effort;
 use tightfit::plan::Planner;
 use tightfit::units::Seconds;
-
 use tightfit_cli::effort::Limits;
 use tightfit_cli::exit_code::ExitCode;
 use tightfit_cli::failure::{Context, Result};

@@ -11,12 +11,12 @@ use tightfit::plan::Planner;
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
 use tightfit::{FitError, FittedPoint, Goal, Request, fit, frontier};
-
-use super::Bench;
 use tightfit_cli::failure::{Context, Failure, Result};
 use tightfit_cli::figures::Figures;
 use tightfit_cli::input::{self, OnMachine};
 use tightfit_cli::tier;
+
+use super::Bench;
 
 /// A graph with the figures by which every budget is measured.
 pub struct Subject {

@@ -9,12 +9,12 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tightfit::plan::Planner;
 use tightfit::units::Bytes;
+use tightfit_cli::failure::{Context, Result};
 use tightfit_engine::process;
 
 use super::subject::Subject;
 use super::{Bench, Found, graph_files};
 use crate::markdown::{known, percent, points, ratio, seconds, table};
-use tightfit_cli::failure::{Context, Result};
 
 #[derive(Deserialize)]
 struct Optima {

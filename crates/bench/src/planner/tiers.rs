@@ -7,11 +7,11 @@ use std::path::Path;
 use serde_json::{Value, json};
 use tightfit::plan::Planner;
 use tightfit::units::Bytes;
+use tightfit_cli::failure::Result;
 
 use super::subject::{Planned, Subject};
 use super::{Bench, Found, graph_files};
 use crate::markdown::{known, percent, table};
-use tightfit_cli::failure::Result;
 
 /// The tier, by the name of its preset.
 const TIER: &str = "pcie4";

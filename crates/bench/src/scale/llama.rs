@@ -6,7 +6,6 @@ use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::id::{ModuleId, NodeId, ValueId};
 use tightfit::tensor::DType;
 use tightfit::units::{Bytes, Flops};
-
 use tightfit_cli::failure::{Context, Result};
 
 /// Shapes of a Llama.
