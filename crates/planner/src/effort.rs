@@ -125,6 +125,12 @@ impl<'a> Meter<'a> {
         }
     }
 
+    /// The same, limited by time alone if there is a deadline.
+    pub fn by_time(&self) -> Meter<'a> {
+        let limit = if self.has_deadline() { u64::MAX } else { self.limit };
+        Meter { limit, ..self.clone() }
+    }
+
     /// The same, ending when half of what is left is spent.
     pub fn half(&self) -> Meter<'a> {
         let elapsed = self.elapsed().0;

@@ -3,8 +3,8 @@
 //! not, and ends as soon as that is reached.
 //!
 //! Three threads: the search for the smallest peak, the other planners, and addresses for the plans
-//! of those, as if each had been requested alone. When the search ends, its own lowest plans get
-//! theirs.
+//! of those, as if each had been requested alone; if there is a deadline, for an early plan of the
+//! search, too. When the search ends, its own lowest plans get theirs.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver};
@@ -14,6 +14,7 @@ use crate::effort::{Effort, Meter};
 use crate::fit::slab::{Laid, Slab};
 use crate::plan::{self, Plan, Planner, Search};
 use crate::schedule::Schedule;
+use crate::tuning::min_peak::NAMED;
 use crate::tuning::min_slab::{LOOK, OWN_FLOOR, PEAK};
 use crate::units::{Bytes, Seconds};
 
@@ -41,26 +42,35 @@ impl SmallestSlab<'_, '_> {
         let best = std::thread::scope(|scope| {
             let (offer, offered) = mpsc::channel();
             let lowest_offered = &lowest_offered;
-            let peers = Aside::begin(scope, move || {
-                let offer = |plan: &Plan| {
-                    let plan = Plan { planner: Planner::Auto, ..plan.clone() };
-                    lowest_offered.fetch_min(plan.peak.0, Ordering::Relaxed);
-                    // If the receiving thread panicked, which prints its message, sending fails.
-                    let _ = offer.send(plan);
-                };
-                match noted {
-                    Some(plans) => {
-                        plans.iter().for_each(offer);
-                        plans
-                    }
-                    None => plan::lowest_of_peers(self.slab.instance, self.meter, offer),
+            let offer = move |plan: &Plan| {
+                let plan = Plan { planner: Planner::Auto, ..plan.clone() };
+                lowest_offered.fetch_min(plan.peak.0, Ordering::Relaxed);
+                // If the receiving thread panicked, which prints its message, sending fails.
+                let _ = offer.send(plan);
+            };
+            let offer_own = self.meter.has_deadline().then(|| offer.clone());
+            let peers = Aside::begin(scope, move || match noted {
+                Some(plans) => {
+                    plans.iter().for_each(offer);
+                    plans
                 }
+                None => plan::lowest_of_peers(self.slab.instance, self.meter, offer),
             });
             let beside = Aside::begin(scope, move || self.of_peers(best, offered, lowest_offered));
-            let peers = || known.insert(peers.end().unwrap_or_default()).clone();
+            // While the others plan, a plan of the search gets its addresses.
+            let peers = |search: &Search<'_>| {
+                let own = search.fastest_within(self.enough).or_else(|| search.known().next());
+                if let (Some(offer), Some(own)) = (offer_own, own) {
+                    offer(own);
+                }
+                known.insert(peers.end().unwrap_or_default()).clone()
+            };
             let mut early = None;
+            // What is requested may be found late; what is named should be found again.
+            let of_cuts = if self.enough == Bytes::ZERO { NAMED.get() } else { 1.0 };
             let plans = search.smallest(
                 &self.meter.round(self.meter.effort().work, PEAK.get()),
+                of_cuts,
                 peers,
                 |lowest| {
                     if lowest.peak > self.enough {

@@ -3,7 +3,8 @@
 //! planned before nor on any budget; more work finds all that less work finds, and no planner's
 //! smallest plan is lower.
 //!
-//! 1. *Cuts.* Bisection between what is reached and what is refuted, from the cuts that bind.
+//! 1. *Cuts.* Bisection between what is reached and what is refuted, from the cuts that bind; if
+//!    there is a deadline, in a share of the time, whatever work that is.
 //! 2. *Peers*, on a second thread. What every other planner reaches for a budget of zero.
 //! 3. *Squeeze.* The lowest plan, repaired to ever less, until the effort is spent.
 //!
@@ -37,13 +38,16 @@ impl<'a> Search<'a> {
     /// that a search for one of their peaks with the same effort reaches it even if the machine is
     /// half as fast then. All that is found becomes known.
     ///
-    /// `peers` waits for the plans of [`super::lowest_of_peers`], which are a floor: they are used
-    /// whatever the effort. If the lowest plan of cuts and peers is small enough, nothing is
-    /// squeezed.
+    /// If there is a deadline, the cuts have this share of the time.
+    ///
+    /// `peers` is given what they found, and waits for the plans of
+    /// [`super::lowest_of_peers`], which are a floor: they are used whatever the effort. If the
+    /// lowest plan of cuts and peers is small enough, nothing is squeezed.
     pub fn smallest(
         &mut self,
         effort: &Effort<'_>,
-        peers: impl FnOnce() -> Vec<Plan>,
+        share: f64,
+        peers: impl FnOnce(&Search<'_>) -> Vec<Plan>,
         is_enough: impl FnOnce(&Plan) -> bool,
     ) -> Vec<Plan> {
         let mut lowest =
@@ -51,7 +55,7 @@ impl<'a> Search<'a> {
         // A request for a budget has a first round whatever the effort.
         let work = effort.work.max(FIRST_ROUND.get() * self.given.len() as u64);
         let effort = Effort { work, ..*effort };
-        lowest.go(&mut Attempt::new(ByteCount::ZERO, &effort), peers, is_enough);
+        lowest.go(&mut Attempt::new(ByteCount::ZERO, &effort), share, peers, is_enough);
         self.learn(lowest.search);
         lowest.named
     }
@@ -70,11 +74,18 @@ impl Lowest<'_> {
     fn go(
         &mut self,
         attempt: &mut Attempt<'_>,
-        peers: impl FnOnce() -> Vec<Plan>,
+        share: f64,
+        peers: impl FnOnce(&Search<'_>) -> Vec<Plan>,
         is_enough: impl FnOnce(&Plan) -> bool,
     ) {
-        self.search.bisect(attempt);
-        for plan in peers() {
+        // The other planners take their time anyway, so the work of the cuts is no limit then.
+        let meter = match attempt.meter.has_deadline() {
+            true => attempt.meter.until(share).by_time(),
+            false => attempt.meter.clone(),
+        };
+        attempt.under(meter, |attempt| self.search.bisect(attempt));
+        let of_peers = peers(&self.search);
+        for plan in of_peers {
             self.search.offer_of_rule(plan);
         }
         self.name();

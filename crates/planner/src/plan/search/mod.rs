@@ -55,6 +55,7 @@ use crate::plan::search::state::State;
 use crate::plan::search::state::problem::{OpId, Problem};
 use crate::plan::search::state::runs::{rebase, sequence};
 use crate::plan::{Instance, Plan, Planner};
+use crate::tuning::min_peak::NAMED;
 use crate::tuning::starts::{INSTANTS, RESUMED};
 use crate::units::{Bytes, Seconds};
 
@@ -185,8 +186,8 @@ impl<'a> Search<'a> {
         std::thread::scope(|scope| {
             let peers = Aside::begin(scope, || lowest_of_peers(instance, &meter, |_| {}));
             // If that thread panicked, its message was printed, and there are no plans of it.
-            let peers = || peers.end().unwrap_or_default();
-            let mut plans = self.smallest(effort, peers, |_| false);
+            let peers = |_: &Search<'_>| peers.end().unwrap_or_default();
+            let mut plans = self.smallest(effort, NAMED.get(), peers, |_| false);
             plans.swap_remove(0)
         })
     }
@@ -253,7 +254,7 @@ impl<'a> Search<'a> {
     }
 
     /// All known plans, by rising peak.
-    pub(in crate::plan) fn known(&self) -> impl Iterator<Item = &Plan> {
+    pub(crate) fn known(&self) -> impl Iterator<Item = &Plan> {
         self.found.iter().map(|known| &known.plan)
     }
 
@@ -263,7 +264,7 @@ impl<'a> Search<'a> {
     }
 
     /// The fastest known plan within a budget.
-    pub(in crate::plan) fn fastest_within(&self, budget: Bytes) -> Option<&Plan> {
+    pub(crate) fn fastest_within(&self, budget: Bytes) -> Option<&Plan> {
         self.best(budget).map(|best| &best.plan)
     }
 
