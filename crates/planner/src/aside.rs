@@ -28,6 +28,14 @@ impl<'scope, T: Send + 'scope> Aside<'scope, T> {
         }
     }
 
+    /// Whether it is done.
+    pub fn has_ended(&self) -> bool {
+        match self {
+            Aside::Begun(thread) => thread.is_finished(),
+            Aside::Done(_) => true,
+        }
+    }
+
     /// The result; `None` if its thread panicked, which prints its message.
     pub fn end(self) -> Option<T> {
         match self {

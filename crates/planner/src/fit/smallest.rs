@@ -3,8 +3,8 @@
 //! not, and ends as soon as that is reached.
 //!
 //! Three threads: the search for the smallest peak, the other planners, and addresses for the plans
-//! of those, as if each had been requested alone; if there is a deadline, for an early plan of the
-//! search, too. When the search ends, its own lowest plans get theirs.
+//! of those, as if each had been requested alone. When the search ends, its own lowest plans get
+//! theirs; if there is a deadline, one of them while it waits for the other planners.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver};
@@ -42,26 +42,26 @@ impl SmallestSlab<'_, '_> {
         let best = std::thread::scope(|scope| {
             let (offer, offered) = mpsc::channel();
             let lowest_offered = &lowest_offered;
-            let offer = move |plan: &Plan| {
-                let plan = Plan { planner: Planner::Auto, ..plan.clone() };
-                lowest_offered.fetch_min(plan.peak.0, Ordering::Relaxed);
-                // If the receiving thread panicked, which prints its message, sending fails.
-                let _ = offer.send(plan);
-            };
-            let offer_own = self.meter.has_deadline().then(|| offer.clone());
-            let peers = Aside::begin(scope, move || match noted {
-                Some(plans) => {
-                    plans.iter().for_each(offer);
-                    plans
+            let peers = Aside::begin(scope, move || {
+                let offer = |plan: &Plan| {
+                    let plan = Plan { planner: Planner::Auto, ..plan.clone() };
+                    lowest_offered.fetch_min(plan.peak.0, Ordering::Relaxed);
+                    // If the receiving thread panicked, which prints its message, sending fails.
+                    let _ = offer.send(plan);
+                };
+                match noted {
+                    Some(plans) => {
+                        plans.iter().for_each(offer);
+                        plans
+                    }
+                    None => plan::lowest_of_peers(self.slab.instance, self.meter, offer),
                 }
-                None => plan::lowest_of_peers(self.slab.instance, self.meter, offer),
             });
             let beside = Aside::begin(scope, move || self.of_peers(best, offered, lowest_offered));
-            // While the others plan, a plan of the search gets its addresses.
+            let mut meanwhile = None;
             let peers = |search: &Search<'_>| {
-                let own = search.fastest_within(self.enough).or_else(|| search.known().next());
-                if let (Some(offer), Some(own)) = (offer_own, own) {
-                    offer(own);
+                if self.meter.has_deadline() {
+                    meanwhile = self.until(&peers, search);
                 }
                 known.insert(peers.end().unwrap_or_default()).clone()
             };
@@ -83,15 +83,25 @@ impl SmallestSlab<'_, '_> {
                 },
             );
             let own = early.or_else(|| self.of_search(best, plans));
-            match beside.end().flatten() {
-                Some(beside) => Some(self.better(own, beside)),
-                None => own,
-            }
+            let others = beside.end().flatten().into_iter().chain(meanwhile);
+            others.fold(own, |best, other| Some(self.better(best, other)))
         });
         best.unwrap_or_else(|| {
             let plan = self.slab.instance.unplanned(Planner::Auto);
             (self.lay_out(&plan, self.rest(1.0)), plan)
         })
+    }
+
+    /// Addresses for a plan of the search until the other planners are done: for the fastest that
+    /// holds no more than is enough, or else for the lowest.
+    fn until(&self, peers: &Aside<'_, Vec<Plan>>, search: &Search<'_>) -> Option<Laid> {
+        let plan = search.fastest_within(self.enough).or_else(|| search.known().next())?;
+        let clock = || match peers.has_ended() {
+            true => Seconds(f64::INFINITY),
+            false => (self.meter.effort().clock)(),
+        };
+        let schedule = self.lay_out(plan, Effort { clock: &clock, ..self.of_own(1.0) });
+        Some((schedule, plan.clone()))
     }
 
     /// Lays out each plan quickly, then the lowest thoroughly; stops if it is too late for another.
@@ -104,10 +114,7 @@ impl SmallestSlab<'_, '_> {
                 if self.is_hopeless(&best, &plan) || best.is_some() && grace.is_over() {
                     return best;
                 }
-                let rest = self.rest(share);
-                let own = rest.in_proportion(OWN_FLOOR.get());
-                let effort = Effort { floor: rest.floor.min(own), ..rest };
-                Some(self.better(best, (self.lay_out(&plan, effort), plan)))
+                Some(self.better(best, (self.lay_out(&plan, self.of_own(share)), plan)))
             },
         )
     }
@@ -163,6 +170,12 @@ impl SmallestSlab<'_, '_> {
 
     fn rest(&self, share: f64) -> Effort<'_> {
         Slab::rest(self.meter, share)
+    }
+
+    /// The same for a plan of the search's own.
+    fn of_own(&self, share: f64) -> Effort<'_> {
+        let rest = self.rest(share);
+        Effort { floor: rest.floor.min(rest.in_proportion(OWN_FLOOR.get())), ..rest }
     }
 
     /// Whether the plan cannot be better, whatever its addresses.
