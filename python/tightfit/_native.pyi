@@ -308,6 +308,12 @@ def stages(
 def planner(name: str) -> str:
     """The canonical name of a planner; an unknown name is refused with a list of the known ones."""
 
+def size(text: str) -> int:
+    """Bytes of a size such as `"6GiB"`, as the program reads it."""
+
+def seconds(deadline: float | str) -> float:
+    """Seconds of a deadline, a number or text such as `"500ms"`, as the program reads it."""
+
 def run(arguments: Sequence[str]) -> int:
     """Runs the program with the arguments, its own name first, and returns its exit code. The program takes over the
     process: its signals, its standard output, and its exit if the reader of that output goes away."""

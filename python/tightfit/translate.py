@@ -6,7 +6,6 @@ never appears, since operators with several results have several outputs.
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
@@ -15,8 +14,9 @@ from torch import fx
 from .capture import DIFFERENTIATES, MODULE, PHASE, Capture
 from .errors import ExportError
 from .graph import GraphBuilder, ValueId, producer
-from .nodes import draws, flops, is_view, used_outputs
+from .nodes import is_call
 from .optimizer import Optimizer
+from .translator import Translator
 
 
 def translate(captured: Capture, name: str, optimizer: Optimizer | None, constants: dict[str, torch.Tensor], *,
@@ -31,17 +31,16 @@ def translate(captured: Capture, name: str, optimizer: Optimizer | None, constan
     return _Translation(captured, builder, optimizer, constants, keep_unused).run()
 
 
-class _Translation:
-    """The state of one translation: the values of each captured node."""
+class _Translation(Translator):
+    """The translation of a captured step."""
 
     def __init__(self, captured: Capture, builder: GraphBuilder, optimizer: Optimizer | None,
                  constants: dict[str, torch.Tensor], keep_unused: bool) -> None:
+        super().__init__(builder)
         self.captured = captured
-        self.builder = builder
         self.optimizer = optimizer
         self.constants = constants
         self.keep_unused = keep_unused
-        self.values: dict[fx.Node, ValueId | list[ValueId | None]] = {}
         self.states: dict[str, list[ValueId]] = {}
         self.names: dict[fx.Node, str] = {}
 
@@ -49,16 +48,16 @@ class _Translation:
         self.builder.modules(self.captured.called, self.captured.uncalled)
         self._placeholders()
         for node in self.captured.graph.nodes:
-            if node.op == "call_function" and node.target is not operator.getitem:
+            if is_call(node):
                 self._call(node)
-        self.builder.output(self._value(self.captured.loss), "loss")
+        self.builder.output(self.value(self.captured.loss), "loss")
         if self.captured.prediction is not None:
-            self.builder.output(self._value(self.captured.prediction), "prediction")
+            self.builder.output(self.value(self.captured.prediction), "prediction")
         for parameter, gradient in self.captured.gradients.items():
             if self.optimizer is None:
-                self.builder.output(self._value(gradient), parameter)
+                self.builder.output(self.value(gradient), parameter)
             else:
-                self._optimizer_node(self.optimizer, parameter, self._value(gradient))
+                self._optimizer_node(self.optimizer, parameter, self.value(gradient))
         return self.builder.document()
 
     def _placeholders(self) -> None:
@@ -92,47 +91,9 @@ class _Translation:
         )
 
     def _call(self, node: fx.Node) -> None:
-        overload = node.target
-        if not isinstance(overload, torch._ops.OpOverload):
-            raise ExportError(
-                f"node {node.name!r} calls {overload}, which is not an ATen operator; "
-                "remove control flow operators and custom higher-order calls from the model"
-            )
-        raw = node.meta["val"]
-        tensors = list(raw) if isinstance(raw, (tuple, list)) else [raw]
-        for tensor in tensors:
-            if isinstance(tensor, torch.Tensor) and tensor.layout is not torch.strided:
-                raise ExportError(f"node {node.name!r} produces a tensor of layout {tensor.layout}; only strided ones are written: "
-                                  "make it dense, such as with nn.Embedding(…, sparse=False)")
-        several = isinstance(raw, (tuple, list))
-        used = used_outputs(node) if several else {0}
-        mutates = overload._schema.is_mutable
-        outputs = [tensor if index in used and isinstance(tensor, torch.Tensor) else None
-                   for index, tensor in enumerate(tensors)]
-        dropped = [tensor for index, tensor in enumerate(tensors)
-                   if index not in used and isinstance(tensor, torch.Tensor)]
-        if mutates:
-            outputs = [self.builder.tensor(self._value(node.args[0]))]
-        args = fx.node.map_arg(node.args, self._value)
-        kwargs = fx.node.map_arg(dict(node.kwargs), self._value)
-        view = not mutates and is_view(node, outputs)
-        values = self.builder.node(
-            node.name, str(overload), node.meta[PHASE],
-            list(args), kwargs, outputs, module=node.meta[MODULE], flops=0 if view else flops(node),
-            random=draws(node), mutates=mutates, cost=not view,
-            differentiates=self.names.get(node.meta.get(DIFFERENTIATES)), dropped=dropped,
-        )
+        self.call(node, node.meta[PHASE], module=node.meta[MODULE], stream=False,
+                  differentiates=self.names.get(node.meta.get(DIFFERENTIATES)))
         self.names[node] = self.builder.latest()
-        self.values[node] = values if several else values[0]
-
-    def _value(self, node: fx.Node) -> ValueId:
-        if node.op == "call_function" and node.target is operator.getitem:
-            found = self.values[node.args[0]][node.args[1]]
-        else:
-            found = self.values[node]
-        if not isinstance(found, ValueId):
-            raise ExportError(f"node {node.name!r} is used as one tensor but is not; report this model")
-        return found
 
     def _optimizer_node(self, optimizer: Optimizer, fqn: str, gradient: ValueId) -> None:
         parameter = self.values[self.captured.parameters[fqn]]

@@ -58,6 +58,19 @@ pub fn parsed<T>(
     parse(text).map_err(|advice| errors::option(py, &format!("{name}={text}: {advice}")))
 }
 
+/// Bytes of a size, read as on the command line.
+#[pyfunction]
+pub fn size(py: Python<'_>, text: &str) -> PyResult<u64> {
+    let refused = |error: values::NotASize| errors::option(py, &error.to_string());
+    values::size(text).map(|bytes| bytes.0).map_err(refused)
+}
+
+/// Seconds of a deadline, from a number or as on the command line.
+#[pyfunction]
+pub fn seconds(py: Python<'_>, deadline: Quantity) -> PyResult<f64> {
+    parsed(py, "deadline", &deadline.0, values::deadline).map(|seconds| seconds.0)
+}
+
 /// A quantity as the command line has it, from text or a number: bytes from an `int`, seconds from
 /// an `int` or a `float`.
 pub struct Quantity(pub String);

@@ -38,6 +38,8 @@ mod _native {
     #[pymodule_export]
     use super::fit::{Fitted, fit, planner};
     #[pymodule_export]
+    use super::given::{seconds, size};
+    #[pymodule_export]
     use super::graph::{Subject, read_graph};
     #[pymodule_export]
     use super::hold::{HeldStep, hold, peak_with_moves};

@@ -25,7 +25,7 @@ from .joint import Argument, Joint, is_tensor, path
 from .ledger import Ledger
 from .masks import leave_out
 from .normalization import captured
-from .settings import Settings, device_of
+from .settings import Placement, Settings, device_of
 
 
 # Number of captures of batches of the same shapes after which a warning is given: training, evaluation, no gradients,
@@ -75,7 +75,7 @@ class Backend:
         outside = _outside(self.model, tensors, device)
         # Loops call `backward` outside of autocast, where eager's backward pass makes no automatic casts.
         with torch._functorch.config.patch(backward_pass_autocast="off"), captured():
-            if self.settings.fused:
+            if self.settings.placement is Placement.INDUCTOR:
                 from .fused import fused  # it loads Inductor
 
                 run = fused(self, module, examples, arguments, device, *outside)

@@ -18,7 +18,9 @@ from .. import calls
 from ..errors import ExportError
 from .binding import Way, quickest
 from .inplace import overwriting
+from . import roles
 from .joint import BARRIER, SHOWN, UPDATE
+from .roles import Kind, Role
 from .transfers import Event, Transfers
 
 
@@ -75,20 +77,23 @@ class _Generator:
         self.bound: dict[Any, str] = {}
         self.described = {value["id"]: value for node in document["nodes"] for value in node["outputs"] if value is not None}
         self.quickest: dict[Any, Way] = {}
-        self.shown = {f"argument_{node['args'][1]}" for node in document["nodes"] if node["op"] == SHOWN}
+        # Placeholders: arguments and gradients by position, constants by name.
+        self.arguments = roles.placed(document, Kind.ARGUMENT)
+        self.gradients = roles.placed(document, Kind.GRADIENT)
+        self.of_constants = roles.constants(document)
+        # Positions of arguments that share the storage of another one.
+        self.shown = _shown(document["nodes"])
         # Values that leave the functions.
         self.returned = set(document["outputs"]) | {value for node in document["nodes"] if node["op"] == BARRIER
                                                     for value in node.get("inputs", [])}
         # States of parameters are not tensors of the generated code: the optimizer has them.
-        states = {node["outputs"][0]["storage"] for node in document["nodes"] if node["name"].startswith("state_")
-                  and node["op"] == "placeholder"}
+        states = {self.described[value]["storage"] for value in roles.placed(document, Kind.STATE).values()}
         self.unnamed = {_variable(value["id"]) for value in self.described.values() if value["storage"] in states}
         self.places = {node["name"]: index for index, node in enumerate(document["nodes"])}
         self.again = {node["recomputes"] for node in document["nodes"] if node.get("stream") and "recomputes" in node}
 
     def run(self) -> Code:
         nodes = self.document["nodes"]
-        placeholders = {node["name"]: node["outputs"][0]["id"] for node in nodes if node["op"] == "placeholder"}
         running = [node for node in nodes if node["op"] != "placeholder"]
         barrier = next(index for index, node in enumerate(running) if node["op"] == BARRIER)
         early, late = running[:barrier], running[barrier + 1:]
@@ -96,15 +101,10 @@ class _Generator:
         tangents = [value["id"] for value in running[barrier]["outputs"]]
 
         needed = _read(late)
-        results = {}
-        for value, name in zip(self.document["outputs"], self.document["output_names"], strict=True):
-            if name.startswith("gradient "):
-                results[int(name.removeprefix("gradient "))] = value
-                needed.add(value)
+        results = roles.results(self.document)
+        needed |= set(results.values())
         made = {value["id"] for node in early for value in node["outputs"] if value is not None}
-        given = {value: name for name, value in placeholders.items()}
-        saved = [_variable(value) for value in sorted(needed)
-                 if value in made or given.get(value, "").startswith("argument_")]
+        saved = [_variable(value) for value in sorted(needed & (made | set(self.arguments.values())))]
         states = [_state(node) for node in early if node["name"] in self._draws_again(late)]
         states += [_away(copy) for copy in sorted(self.transfers.kept)]
 
@@ -116,18 +116,16 @@ class _Generator:
         # A saved value that shares memory with an output is saved as a separate tensor, so that it is detectable
         # whether the caller still holds the output.
         apart = {_variable(value) for value in needed & made if stored[value] in shared.values()}
-        shown = [f"argument_{node['args'][1]}" for node in late if node["op"] == SHOWN]
-        saved += list(dict.fromkeys(shown))
+        shown = _shown(late)
+        saved += map(_argument, shown)
         kept = [f"{name}.detach()" if name in apart else name for name in saved]
         border = self.places[running[barrier]["name"]]
-        text = self._forward(early, placeholders, owed, saved + states, kept + states, border)
+        text = self._forward(early, owed, saved + states, kept + states, border)
         if running[barrier]["outputs"] or late:
-            text += "\n\n" + self._backward(late, placeholders, tangents, saved + states, results)
+            text += "\n\n" + self._backward(late, tangents, saved + states, results)
         # Instead of an argument, a view of it may be saved.
         read = {storage for value, storage in stored.items() if _variable(value) in saved}
-        arguments = [int(name.removeprefix("argument_")) for value, name in given.items()
-                     if name.startswith("argument_") and stored[value] in read]
-        arguments += [int(name.removeprefix("argument_")) for name in shown]
+        arguments = [index for index, value in self.arguments.items() if stored[value] in read] + shown
         own -= {node["outputs"][0]["storage"] for node in nodes if node["op"] == "placeholder"} | self.transfers.away
         return self._compiled(text, tuple(arguments), sum(self.document["storages"][storage] for storage in own),
                               frozenset(shared))
@@ -135,29 +133,24 @@ class _Generator:
     def _draws_again(self, late: list[Mapping[str, Any]]) -> set[str]:
         return {node["recomputes"] for node in late if node.get("stream") and "recomputes" in node}
 
-    def _forward(self, early: list[Mapping[str, Any]], placeholders: dict[str, int], owed: list[Any],
-                 saved: list[str], returned: list[str], border: int) -> str:
+    def _forward(self, early: list[Mapping[str, Any]], owed: list[Any], saved: list[str], returned: list[str],
+                 border: int) -> str:
         outputs = []
         for constant, value in zip(self.outputs, owed, strict=True):
             outputs.append(self._constant(constant) if value is None else _variable(value["value"]))
         lines = ["def forward(arguments):"]
         used = _read(early) | {value["value"] for value in owed if value is not None}
         kept = {*outputs, *saved}
-        count = 1 + max((int(name.removeprefix("argument_")) for name in placeholders if name.startswith("argument_")),
-                        default=-1)
-        for index in range(count):
-            name = f"argument_{index}"
-            variable = _variable(placeholders[name]) if name in placeholders else ""
-            if variable and (placeholders[name] in used or variable in kept):
-                lines.append(f"{variable} = arguments[{index}]")
-        shown = {f"argument_{node['args'][1]}" for node in early if node["op"] == SHOWN} | (kept & self.shown)
-        lines += [f"{name} = arguments[{name.removeprefix('argument_')}]" for name in sorted(shown)]
-        for copy, (name, _) in sorted(self.transfers.residents.items()):
-            index, is_state = _position(name)
-            lines.append(f"{_away(copy)} = resident({_variable(placeholders[f'argument_{index}'])}, {is_state})")
+        lines += [f"{_variable(value)} = arguments[{index}]" for index, value in sorted(self.arguments.items())
+                  if value in used or _variable(value) in kept]
+        shown = {*_shown(early), *(index for index in self.shown if _argument(index) in kept)}
+        lines += [f"{_argument(index)} = arguments[{index}]" for index in sorted(shown)]
+        for copy, (role, _) in sorted(self.transfers.residents.items()):
+            owner = _variable(self.arguments[role.index])
+            lines.append(f"{_away(copy)} = resident({owner}, {role.kind is Kind.STATE})")
         lines += [f"{_away(copy)}.leave()" for copy in sorted(self.transfers.copied)]
         lines.append("arguments.clear()")
-        lines += self._constants(placeholders, used)
+        lines += self._constants(used)
         lines += self._body(early, kept)
         lines += self._moved(self.transfers.before(border))
         if border + 1 == self.transfers.end:
@@ -165,27 +158,26 @@ class _Generator:
         lines.append(f"return [{', '.join(outputs)}], [{', '.join(returned)}]")
         return "\n    ".join(lines)
 
-    def _backward(self, late: list[Mapping[str, Any]], placeholders: dict[str, int], tangents: list[int],
-                  saved: list[str], results: dict[int, int]) -> str:
+    def _backward(self, late: list[Mapping[str, Any]], tangents: list[int], saved: list[str],
+                  results: dict[int, int]) -> str:
         lines = ["def backward(saved, tangents, gradients):"]
         if saved:
             lines.append(f"{', '.join(saved)}, = saved")
         lines.append("saved.clear()")
         used = _read(late) | set(results.values())
         lines += [f"{_variable(value)} = tangents[{index}]" for index, value in enumerate(tangents) if value in used]
-        lines += [f"{_variable(value)} = gradients[{name.removeprefix('gradient_')}]"
-                  for name, value in placeholders.items() if name.startswith("gradient_")]
-        lines += self._constants(placeholders, used)
+        lines += [f"{_variable(value)} = gradients[{index}]" for index, value in self.gradients.items()]
+        lines += self._constants(used)
         lines += self._body(late, {_variable(value) for value in results.values()})
         lines += self._moved(self.transfers.before(self.transfers.end))
         pairs = ", ".join(f"{index}: {_variable(value)}" for index, value in sorted(results.items()))
         lines.append(f"return {{{pairs}}}")
         return "\n    ".join(lines)
 
-    def _constants(self, placeholders: dict[str, int], used: set[int]) -> Iterator[str]:
-        for name, value in placeholders.items():
-            if name.startswith("constant_") and value in used:
-                yield f"{_variable(value)} = {self._bound(self.constants[name.removeprefix('constant_')], 'tensor')}"
+    def _constants(self, used: set[int]) -> Iterator[str]:
+        for name, value in self.of_constants.items():
+            if value in used:
+                yield f"{_variable(value)} = {self._bound(self.constants[name], 'tensor')}"
 
     def _body(self, nodes: list[Mapping[str, Any]], kept: set[str]) -> Iterator[str]:
         """The calls, each followed by the deletion of what it was the last to use."""
@@ -204,10 +196,10 @@ class _Generator:
                 dying.setdefault(index, []).append(variable)
         for index, node in enumerate(nodes):
             yield from self._moved(self.transfers.before(self.places[node["name"]]))
-            if node["name"].startswith("gradient_") and node["name"].endswith("_sum"):
+            if (role := Role.of(node)) is not None and role.kind is Kind.SUM:
                 there, value = (_variable(item["value"]) for item in node["args"])
                 total = _variable(node["outputs"][0]["id"])
-                yield f"{total} = gradients[{node['name'].split('_')[1]}] = add({there}, {value})"
+                yield f"{total} = gradients[{role.index}] = add({there}, {value})"
             else:
                 yield from self._call(node)
             if self.keeps:
@@ -233,7 +225,7 @@ class _Generator:
     def _call(self, node: Mapping[str, Any]) -> Iterator[str]:
         outputs = node["outputs"]
         if node["op"] == SHOWN:
-            yield f"{_variable(outputs[0]['id'])} = argument_{node['args'][1]}"
+            yield f"{_variable(outputs[0]['id'])} = {_argument(node['args'][1])}"
             return
         call = self._called(node)
         goes_back = node.get("stream") and "recomputes" in node
@@ -350,7 +342,8 @@ class _Generator:
         # Lets tracebacks show the line.
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
         exec(compile(text, name, "exec"), self.names)  # noqa: S102
-        residents = tuple((*_position(name), is_away) for name, is_away in self.transfers.residents.values())
+        residents = tuple((role.index, role.kind is Kind.STATE, is_away)
+                          for role, is_away in self.transfers.residents.values())
         return Code(self.names["forward"], self.names.get("backward"), text, arguments, size, shared, residents)
 
 
@@ -365,10 +358,13 @@ def _variable(value: int) -> str:
     return f"v{value}"
 
 
-def _position(name: str) -> tuple[int, bool]:
-    """For a placeholder that outlives the step: the position of its argument, and whether it is the state of that."""
-    kind, _, index = name.partition("_")
-    return int(index), kind == "state"
+def _argument(index: int) -> str:
+    return f"argument_{index}"
+
+
+def _shown(nodes: Iterable[Mapping[str, Any]]) -> list[int]:
+    """The arguments, by position, that nodes show in the storage of another one."""
+    return list(dict.fromkeys(node["args"][1] for node in nodes if node["op"] == SHOWN))
 
 
 def _away(copy: int) -> str:

@@ -26,7 +26,7 @@ from .engine import watch
 from .execution import Plan, Step
 from .optimizer_state import state_bytes
 from .planned import Swapped
-from .settings import settings
+from .settings import Placement, settings
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -39,7 +39,7 @@ def compile(
     loss: Callable[[Any, Any], Any] | None = None,
     differentiable_outputs: bool = False,
     loss_memory: int | str | None = None,
-    deadline: float = 1.0,
+    deadline: float | str = 1.0,
     fused: bool = False,
     addresses: bool = False,
     offload: int | str | None = None,
@@ -71,7 +71,8 @@ def compile(
     step is planned like any other.
 
     A model that returns a loss has its other outputs detached, which saves the memory of their gradients; with
-    `differentiable_outputs=True` they are not. `deadline` is the number of seconds that the search for a plan may take.
+    `differentiable_outputs=True` they are not. `deadline` is how long the search for a plan may take: seconds, or text
+    such as `"500ms"`.
 
     With `fused=True` Inductor runs the plan's partition with fused kernels. Gradients are equal up to rounding, and
     **the budget is no guarantee**: it only decides what is saved. The first steps are measured (`measured_peak` of
@@ -102,7 +103,7 @@ def compile(
     _can_have(loss, model, differentiable_outputs, loss_memory)
     asked = settings(budget, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory, deadline=deadline,
                      fused=fused, addresses=addresses, offload=offload, planner=planner)
-    if asked.addresses:
+    if asked.placement is Placement.ADDRESSES:
         install()
     backend = Backend(asked, model, type(model).__name__)
     if optimizer is not None:

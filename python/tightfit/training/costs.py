@@ -29,6 +29,7 @@ from . import addresses
 from .counting import Count, begin_profile, end_profile
 from .inplace import tried
 from .joint import BARRIER
+from .roles import Kind, Role
 
 # A call is repeated until it has taken this many seconds, at least and at most this many times. The run that measures
 # its memory is one of these: its extra time is negligible in calls so long that they run no more than twice.
@@ -162,10 +163,9 @@ def _static(document: dict[str, Any], arguments: Sequence[Any]) -> dict[int, tor
     found = {}
     for node in document["nodes"]:
         is_static = node["op"] == "placeholder" and node["phase"] in ("parameter", "buffer")
-        if is_static and node["name"].startswith("argument_"):
-            index = int(node["name"].removeprefix("argument_"))
-            if index < len(arguments):
-                found[node["outputs"][0]["storage"]] = arguments[index].detach()
+        role = Role.of(node) if is_static else None
+        if role is not None and role.kind is Kind.ARGUMENT and role.index < len(arguments):
+            found[node["outputs"][0]["storage"]] = arguments[role.index].detach()
     return found
 
 

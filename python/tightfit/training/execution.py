@@ -30,7 +30,7 @@ from .ledger import Ledger, Pending
 from .loss import Loss
 from .planned import Below, Held, apart, code, graph_peak, held, with_loss
 from .refusal import Coming, refusal
-from .settings import Settings, differentiated
+from .settings import Offload, Placement, Settings, differentiated
 from .survey import Survey
 from .tier import Tier
 
@@ -96,7 +96,7 @@ class Step:
         self.apart: dict[int, tuple[Plan, Plan]] = {}
         gradients = [node.meta["val"].untyped_storage() for node in joint.tangents if is_tensor(node)]
         self.loss = Loss(differentiated(joint), sum({one._cdata: one.nbytes() for one in gradients}.values()),
-                         settings.loss_memory, ledger, is_counted=not settings.addresses)
+                         settings.loss_memory, ledger, is_counted=settings.placement is not Placement.ADDRESSES)
         self._has_warned = False
         # Whether the caller held the outputs during the last backward pass.
         self.holds_outputs: bool | None = None
@@ -291,10 +291,10 @@ class Step:
     @property
     def tier(self) -> Tier | None:
         """The tier to which its tensors may be moved, if any."""
-        if self.settings.offload is None:
+        if not isinstance(self.settings.placement, Offload):
             return None
         if self.ledger.tier is None:
-            self.ledger.tier = Tier(self.settings.offload, self.device)
+            self.ledger.tier = Tier(self.settings.placement.size, self.device)
         return self.ledger.tier
 
     # Addresses.
@@ -302,7 +302,7 @@ class Step:
     @functools.cached_property
     def slab(self) -> Slab | None:
         """The slab that has its allocations, if addresses are planned; not to be used while the step is captured."""
-        return slab_of(self.device) if self.settings.addresses else None
+        return slab_of(self.device) if self.settings.placement is Placement.ADDRESSES else None
 
     def _begun(self, slab: Slab, plan: Plan, accumulated: frozenset[int], others: Mapping[str, int],
                arguments: Sequence[Any]) -> Plan:

@@ -24,6 +24,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..errors import InfeasibleBudget
 from ..nodes import draws, is_call
+from . import roles
 from .costs import costed, course_of
 from .execution import Plan, Step
 from .joint import BARRIER, Argument, Joint, following
@@ -209,8 +210,7 @@ def _kept(document: Mapping[str, Any], named: Mapping[str, fx.Node]) -> set[fx.N
     nodes = document["nodes"]
     barrier = next(index for index, node in enumerate(nodes) if node["op"] == BARRIER)
     read = {value for node in nodes[barrier + 1:] for value in node.get("inputs", [])}
-    read |= {value for value, name in zip(document["outputs"], document["output_names"], strict=True)
-             if name.startswith("gradient ")}
+    read |= set(roles.results(document).values())
     found = set()
     for node in nodes[:barrier]:
         source = named.get(node.get("recomputes", node["name"]))

@@ -21,8 +21,11 @@ from torch import fx
 
 from ..errors import CompileError, ExportError
 from ..graph import GraphBuilder, ValueId, producer
-from ..nodes import draws, flops, is_call, is_view, tensors, used_outputs
+from ..nodes import draws, is_call, tensors
 from ..simplify import equivalent, shorten
+from ..translator import Translator
+from . import roles
+from .roles import Kind, Role
 
 aten = torch.ops.aten
 
@@ -220,20 +223,18 @@ def document(joint: Joint, name: str, *, accumulated: frozenset[int] = frozenset
     `states` are the bytes of the optimizer's state of each, if state and parameters may be away: then parameters need
     not be held when the step ends, and an update reads and writes its state.
 
-    Arguments are called `argument_0` and so on, tangents `tangent_0` and so on, accumulated gradients `gradient_0` and
-    so on, states `state_0` and so on, by their positions. Results are called `output i` and `gradient i`; whatever else
-    is held is called `held`.
+    Names say what nodes and outputs stand for (`roles.py`); what else is held is called `held`.
     """
     return _Document(joint, name, accumulated, between, holds_outputs, updates, states).run()
 
 
-class _Document:
-    """The state of one translation: each node's values."""
+class _Document(Translator):
+    """The translation of a joint graph."""
 
     def __init__(self, joint: Joint, name: str, accumulated: frozenset[int], between: int,
                  holds_outputs: bool, updates: Mapping[int, Update] | None, states: Mapping[int, int] | None) -> None:
+        super().__init__(GraphBuilder(name, {"producer": producer(), "decompositions": "none"}))
         self.joint = joint
-        self.builder = GraphBuilder(name, {"producer": producer(), "decompositions": "none"})
         self.accumulated = accumulated
         self.between = between
         self.holds_outputs = holds_outputs
@@ -241,7 +242,6 @@ class _Document:
         self.states = states
         self.kept: dict[int, ValueId] = {}
         self.backward = set(following(joint.module.graph, joint.tangents))
-        self.values: dict[fx.Node, ValueId | list[ValueId | None]] = {}
         self.names: dict[int, str] = {}
         # The last version of each written buffer.
         self.written: dict[fx.Node, ValueId] = {}
@@ -270,13 +270,13 @@ class _Document:
             self.own.add(_storage(node.meta["val"]))
         for index, gradient in enumerate(joint.gradients):
             if gradient is not None and index not in sums and self.updates is None:
-                builder.output(self._owned(index, gradient), f"gradient {index}")
+                builder.output(self._owned(index, gradient), roles.result(index))
         for index, gradient in enumerate(joint.gradients):
             if gradient is not None and index in sums:
                 self._add(index, sums[index], gradient)
         for node in [*joint.primals, *(joint.tangents if self.updates is None else ())]:
             if node in self.values and node not in self.written and not (self.states is not None and _is_parameter(node, joint)):
-                builder.output(self._value(node), "held")
+                builder.output(self.value(node), "held")
         return builder.document()
 
     def _placeholders(self) -> dict[int, ValueId]:
@@ -287,7 +287,7 @@ class _Document:
             value = node.meta["val"]
             if not isinstance(value, torch.Tensor):
                 continue
-            storage, name = _storage(value), f"argument_{index}"
+            storage, name = _storage(value), Role(Kind.ARGUMENT, index).name
             if storage in first:
                 # It shares the storage of an earlier argument.
                 [made] = builder.node(name, SHOWN, "forward", [first[storage], index], {}, [value], cost=False)
@@ -301,19 +301,19 @@ class _Document:
         for node in joint.module.graph.find_nodes(op="get_attr"):
             value = getattr(joint.module, str(node.target))
             node.meta.setdefault("val", value)
-            self.values[node] = builder.placeholder(f"constant_{node.target}", "buffer", value,
+            self.values[node] = builder.placeholder(roles.constant(str(node.target)), "buffer", value,
                                                     parameter=f"constant.{node.target}")
         sums = {}
         for index in sorted(self.accumulated):
             if joint.gradients[index] is not None:
                 like = torch.empty_like(joint.primals[index].meta["val"], requires_grad=False)
-                sums[index] = builder.placeholder(f"gradient_{index}", "buffer", like,
+                sums[index] = builder.placeholder(Role(Kind.GRADIENT, index).name, "buffer", like,
                                                   parameter=f"{joint.arguments[index].name}.grad")
         for index, size in (self.states or {}).items():
             if size:
                 with torch.no_grad():
                     state = joint.primals[index].meta["val"].new_empty((size,), dtype=torch.uint8)
-                self.kept[index] = builder.placeholder(f"state_{index}", "state", state,
+                self.kept[index] = builder.placeholder(Role(Kind.STATE, index).name, "state", state,
                                                        parameter=f"{joint.arguments[index].name}.state")
         return sums
 
@@ -342,8 +342,8 @@ class _Document:
         primal, gradient = self.joint.primals[index], self.joint.gradients[index]
         like = primal.meta["val"]
         is_laid_out = _obeys_layout(gradient.meta["val"], like)
-        value = self._value(gradient) if is_laid_out else self._owned(index, gradient)
-        args, outputs = [self._value(primal), value], [like]
+        value = self.value(gradient) if is_laid_out else self._owned(index, gradient)
+        args, outputs = [self.value(primal), value], [like]
         if index in self.kept:
             args.append(self.kept[index])
             outputs.append(self.builder.tensor(self.kept[index]))
@@ -353,50 +353,27 @@ class _Document:
         )
 
     def _call(self, node: fx.Node) -> None:
-        overload = node.target
-        if not isinstance(overload, torch._ops.OpOverload):
-            raise ExportError(f"node {node.name!r} calls {overload}, which is no operator of PyTorch's dispatcher; take "
-                              "control flow operators and other higher-order calls out of the model")
-        raw = node.meta.get("val")
-        several = isinstance(raw, (tuple, list))
-        found = [_as_written(item) for item in raw] if several else [raw]
-        used = used_outputs(node) if several else {0}
-        mutates = overload._schema.is_mutable
-        outputs = [tensor if index in used and isinstance(tensor, torch.Tensor) else None
-                   for index, tensor in enumerate(found)]
-        dropped = [tensor for index, tensor in enumerate(found)
-                   if index not in used and isinstance(tensor, torch.Tensor)]
-        if mutates:
-            target = node.args[0]
-            outputs = [target.meta["val"]]
-        args, kwargs = (fx.node.map_arg(given, self._value) for given in (node.args, dict(node.kwargs)))
-        view = not mutates and is_view(node, outputs)
-        random = draws(node)
         is_late = node in self.backward
-        values = self.builder.node(
-            node.name, str(overload), "backward" if is_late else "forward", list(args), kwargs, outputs,
-            module=_module(node), flops=0 if view else flops(node), random=random, stream=random, mutates=mutates,
-            cost=not view, differentiates=self._differentiated(node) if is_late else None, dropped=dropped,
-        )
+        self.call(node, "backward" if is_late else "forward", module=_module(node), stream=True,
+                  differentiates=self._differentiated(node) if is_late else None)
         if not is_late and "seq_nr" in node.meta:
             self.names.setdefault(node.meta["seq_nr"], self.builder.latest())
-        if mutates:
-            self.written[target] = values[0]
-        self.values[node] = values if several else values[0]
+        if node.target._schema.is_mutable:
+            self.written[node.args[0]] = self.value(node)
+
+    def described(self, result: Any) -> Any:
+        """In a type of the format: on CUDA, attention's random state is unsigned."""
+        if isinstance(result, torch.Tensor) and result.dtype == torch.uint64:
+            with torch.no_grad():
+                return result.view(torch.int64)
+        return result
 
     def _differentiated(self, node: fx.Node) -> str | None:
         """The forward node with the same autograd sequence number; a sum of gradients differentiates none."""
         return None if node.meta.get("is_gradient_acc") else self.names.get(node.meta.get("seq_nr"))
 
-    def _value(self, node: fx.Node) -> ValueId:
-        is_part = node.op == "call_function" and not is_call(node)
-        found = self.values[node.args[0]][node.args[1]] if is_part else self.values[node]
-        if not isinstance(found, ValueId):
-            raise ExportError(f"node {node.name!r} is used as one tensor but is none; please report this model")
-        return found
-
     def _current(self, node: fx.Node) -> ValueId:
-        return self.written.get(node) or self._value(node)
+        return self.written.get(node) or self.value(node)
 
     def _owned(self, index: int, gradient: fx.Node) -> ValueId:
         """The gradient in memory of its own, with the layout that autograd uses: like the parameter."""
@@ -405,20 +382,20 @@ class _Document:
         given = {_storage(node.meta["val"]) for node in self.joint.primals if isinstance(node.meta["val"], torch.Tensor)}
         if _obeys_layout(value, like) and storage not in self.own and storage not in given:
             self.own.add(storage)
-            return self._value(gradient)
+            return self.value(gradient)
         dense = _is_dense(like)
         with torch.no_grad():
             made = value.new_empty_strided(like.shape, like.stride()) if dense else value.new_empty(like.shape)
         name = f"gradient_{index}"
         [empty] = self.builder.node(f"{name}_empty", "aten.new_empty_strided.default", "backward",
-                                    [self._value(gradient), list(made.shape), list(made.stride())], {}, [made])
+                                    [self.value(gradient), list(made.shape), list(made.stride())], {}, [made])
         [filled] = self.builder.node(f"{name}_own", "aten.copy_.default", "backward",
-                                     [empty, self._value(gradient)], {}, [made], mutates=True)
+                                     [empty, self.value(gradient)], {}, [made], mutates=True)
         self.own.add(_storage(made))
         return filled
 
     def _add(self, index: int, there: ValueId, gradient: fx.Node) -> None:
-        self.builder.node(f"gradient_{index}_sum", "aten.add_.Tensor", "backward", [there, self._value(gradient)], {},
+        self.builder.node(Role(Kind.SUM, index).name, "aten.add_.Tensor", "backward", [there, self.value(gradient)], {},
                           [self.builder.tensor(there)], mutates=True)
 
 
@@ -443,14 +420,6 @@ def _due(joint: Joint, updates: Mapping[int, Update]) -> dict[fx.Node, list[int]
     for index, node in last.items():
         due.setdefault(node, []).append(index)
     return due
-
-
-def _as_written(result: Any) -> Any:
-    """One of several results, in a type of the format: on CUDA, attention's random state is unsigned."""
-    if isinstance(result, torch.Tensor) and result.dtype == torch.uint64:
-        with torch.no_grad():
-            return result.view(torch.int64)
-    return result
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -5,10 +5,9 @@ Invariant: every value was checked; sizes are bytes.
 
 from __future__ import annotations
 
-import math
-import re
 from dataclasses import dataclass
-from numbers import Integral, Real
+from enum import Enum, auto
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -16,12 +15,28 @@ from torch import fx
 
 from .. import _native
 from ..errors import OptionError
-from ..given import flag
+from ..given import asked, flag
 
-# The most seconds that a search for a plan may be given, as in the program.
-_MOST_SECONDS = 1e9
-_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40,
-          "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+# Sizes are smaller than this, as in the program.
+_MOST_BYTES = 2**60
+
+
+class Placement(Enum):
+    """What gives the tensors of a step their places in the device's memory."""
+
+    # PyTorch's allocator, when they are made.
+    ALLOCATOR = auto()
+    # The plan: each has an address in one slab.
+    ADDRESSES = auto()
+    # Inductor's code.
+    INDUCTOR = auto()
+
+
+@dataclass(frozen=True)
+class Offload:
+    """Tensors are placed by PyTorch's allocator, and may be away in this many bytes of another memory."""
+
+    size: int
 
 
 @dataclass(frozen=True)
@@ -32,9 +47,7 @@ class Settings:
     deadline: float = 1.0
     differentiable_outputs: bool = False
     loss_memory: int | None = None
-    fused: bool = False
-    addresses: bool = False
-    offload: int | None = None
+    placement: Placement | Offload = Placement.ALLOCATOR
     planner: str = "auto"
 
 
@@ -48,21 +61,26 @@ def settings(budget: Any, *, differentiable_outputs: bool = False, loss_memory: 
              deadline: Any = 1.0, fused: Any = False, addresses: Any = False, offload: Any = None,
              planner: Any = "auto") -> Settings:
     """Settings from the user's arguments. Raises `OptionError`."""
-    for name, option in (("differentiable_outputs", differentiable_outputs), ("fused", fused), ("addresses", addresses)):
-        flag(option, name)
-    if fused and addresses:
-        raise OptionError("fused=True leaves order and memory to Inductor, and addresses=True plans both; give one of them")
-    below = None if offload is None else size(offload, "offload")
-    for name, option in (("fused", fused), ("addresses", addresses)):
-        if below is not None and option:
-            raise OptionError(f"{name}=True and offload={offload!r} do not go together: what moves has neither Inductor's code nor "
-                              "an address of its own; give one of them")
+    flag(differentiable_outputs, "differentiable_outputs")
+    placement = _placement(flag(fused, "fused"), flag(addresses, "addresses"), offload)
     known = planner_named(planner)
-    if below is not None and known != "auto":
+    if isinstance(placement, Offload) and known != "auto":
         raise OptionError(f"planner={planner!r} moves nothing, so it does not go with offload={offload!r}; give one of them")
     memory = None if loss_memory is None else size(loss_memory, "loss_memory")
-    return Settings(budget_bytes(budget), seconds(deadline), differentiable_outputs, memory, fused, addresses,
-                    below, known)
+    return Settings(budget_bytes(budget), seconds(deadline), differentiable_outputs, memory, placement, known)
+
+
+def _placement(fused: bool, addresses: bool, offload: Any) -> Placement | Offload:
+    """The setting that three options make, which exclude each other."""
+    if fused and addresses:
+        raise OptionError("fused=True leaves order and memory to Inductor, and addresses=True plans both; give one of them")
+    if offload is not None and (fused or addresses):
+        name = "fused" if fused else "addresses"
+        raise OptionError(f"{name}=True and offload={offload!r} do not go together: what moves has neither Inductor's code nor "
+                          "an address of its own; give one of them")
+    if offload is not None:
+        return Offload(size(offload, "offload"))
+    return Placement.INDUCTOR if fused else Placement.ADDRESSES if addresses else Placement.ALLOCATOR
 
 
 def planner_named(given: Any) -> str:
@@ -73,10 +91,8 @@ def planner_named(given: Any) -> str:
 
 
 def seconds(given: Any) -> float:
-    """The seconds that the search for a plan may take."""
-    if isinstance(given, bool) or not isinstance(given, Real) or not 0 < given <= _MOST_SECONDS:
-        raise OptionError(f"deadline={given!r} is no time; write a number of seconds such as 1.0, at most 1e9")
-    return float(given)
+    """The seconds that the search for a plan may take: a number, or text such as `"500ms"`."""
+    return asked(_native.seconds, given)
 
 
 def budget_bytes(given: Any) -> int | None:
@@ -94,24 +110,17 @@ def budget_bytes(given: Any) -> int | None:
 
 def size(given: Any, name: str, *, or_else: str = "") -> int:
     """A number of bytes, from an `int` or text with a unit."""
-    advice = f"{name}={given!r} is no number of bytes; write an int, or text such as \"6GiB\" or \"2.5GB\"{or_else}"
-    if isinstance(given, Integral) and not isinstance(given, bool):
-        # Accepts NumPy's integers, too.
-        given = int(given)
-        number, unit = float(given), ""
-    elif not isinstance(given, str):
+    advice = (f"{name}={given!r} is no number of bytes from 0 to 2**60; write an int, or text such as \"6GiB\" or "
+              f"\"2.5GB\"{or_else}")
+    if isinstance(given, Integral) and not isinstance(given, bool) and 0 <= given < _MOST_BYTES:
+        # NumPy's integers, too.
+        return int(given)
+    if not isinstance(given, str):
         raise OptionError(advice)
-    else:
-        found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", given)
-        if found is None or found[2].upper() not in _UNITS:
-            raise OptionError(advice)
-        number, unit = float(found[1]), found[2].upper()
-        if unit == "" and not number.is_integer():
-            raise OptionError(advice)
-    total = number * _UNITS[unit]
-    if not math.isfinite(total) or not 0 <= total < 2**60:
-        raise OptionError(f"{name}={given!r} is out of range; write between 0 and 2**60 bytes")
-    return given if isinstance(given, int) else int(total)
+    try:
+        return _native.size(given)
+    except OptionError:
+        raise OptionError(advice) from None
 
 
 def too_few(budget: int, needed: int) -> str:

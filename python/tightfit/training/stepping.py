@@ -25,7 +25,7 @@ from .execution import Step
 from .joint import Joint, document, is_tensor
 from .ledger import Ledger
 from .residents import Residents
-from .settings import Settings, device_of, settings
+from .settings import Offload, Settings, device_of, settings
 from .tier import Tier
 from .updates import Updates
 
@@ -55,7 +55,7 @@ def step(
     *,
     budget: int | str,
     outputs: bool = False,
-    deadline: float = 1.0,
+    deadline: float | str = 1.0,
     offload: int | str | None = None,
     **others: Any,
 ) -> TrainingStep:
@@ -80,7 +80,7 @@ def step(
     `budget` is an `int`, text such as `"6GiB"`, or `"min"` for the smallest that the planner reaches. It counts what
     the model's device holds at any time of the step: parameters, buffers, batch, the optimizer's state, gradients while
     they exist, what is saved and what is recomputed, and what operators and updates take while they run. `deadline` is
-    the number of seconds that the search for a plan may take.
+    how long the search for a plan may take: seconds, or text such as `"500ms"`.
 
     With `offload`, a size such as `"64GiB"`, parameters, the optimizer's state and what the step computes may be moved
     away while they are not needed, to at most this many bytes of another memory: pinned host memory if the model is on
@@ -117,9 +117,9 @@ class TrainingStep:
     def __init__(self, model: nn.Module, loss_fn: Any, updates: Updates, asked: Settings, outputs: bool) -> None:
         # The backend refers to the model weakly; the module that is compiled holds it.
         self._residents = None
-        if asked.offload is not None:
+        if isinstance(asked.placement, Offload):
             tensors = [parameter for group in updates.optimizer.param_groups for parameter in group["params"]]
-            self._residents = Residents(updates.optimizer, Tier(asked.offload, device_of(tensors)))
+            self._residents = Residents(updates.optimizer, Tier(asked.placement.size, device_of(tensors)))
         self._backend = Backend(asked, model, type(model).__name__,
                                 step=functools.partial(_WholeStep, updates, self._residents))
         if self._residents is not None:

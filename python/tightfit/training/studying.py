@@ -64,7 +64,7 @@ def capture_step(model: nn.Module, batch: Any, *, differentiable_outputs: bool =
 
 def plan(model: nn.Module, batch: Any, budget: int | str = "min", *, machine: str | None = None,
          optimizer: torch.optim.Optimizer | type | str | None = None, differentiable_outputs: bool = False,
-         loss_memory: int | str | None = None, deadline: float = 1.0, planner: str = "auto") -> PlanInfo:
+         loss_memory: int | str | None = None, deadline: float | str = 1.0, planner: str = "auto") -> PlanInfo:
     """The plan that `tightfit.compile` would make for this batch, without running the model.
 
     `batch` is a tuple of positional arguments, a dict of keyword arguments, or one tensor.

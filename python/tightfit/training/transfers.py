@@ -13,6 +13,7 @@ from typing import Any
 
 from ..calls import TORCH_DTYPES
 from .joint import BARRIER, SHOWN
+from .roles import Kind, Role
 
 # The index of the node before which something moves, or the number of nodes at the end; the index of the storage that
 # moves; the index of its copy in the tier, which a recomputed storage shares with the original; and the motion:
@@ -53,11 +54,12 @@ class Transfers:
                 self._reads.setdefault(stored[value], []).append(index)
                 self._last[value] = max(self._last.get(value, 0), index)
         self._before: dict[int, list[Event]] = {}
-        # Residents by the index of the copy: the name of the placeholder, and whether it is away when the step begins.
-        self.residents: dict[int, tuple[str, bool]] = {}
+        # Residents by the index of the copy: its role, and whether it is away when the step begins.
+        self.residents: dict[int, tuple[Role, bool]] = {}
         # Residents that are on the device when the step begins while the tier has a current copy.
         self.copied: set[int] = set()
-        names = {node["outputs"][0]["storage"]: node["name"] for node in nodes if node["op"] == "placeholder"}
+        roles = {node["outputs"][0]["storage"]: role for node in nodes
+                 if node["op"] == "placeholder" and (role := Role.of(node)) is not None}
         # Storages that are away between the two passes.
         self.away: set[int] = set()
         # Copies in the tier that are needed after the barrier.
@@ -69,7 +71,7 @@ class Transfers:
         # The storages of the copies that the tier holds at the barrier.
         at_barrier: dict[int, int] = {}
         for place, (before, storage, copy, motion) in enumerate(moves):
-            if (resident := names.get(storage)) is not None:
+            if (resident := roles.get(storage)) is not None:
                 if copy not in self.residents:
                     self.residents[copy] = resident, motion == "prefetch"
                     self.copied |= {copy} if motion == "release" else set()
@@ -131,10 +133,14 @@ def movable(document: Mapping[str, Any], *, with_residents: bool = False) -> lis
             fixed |= own | {stored[value] for value in node["inputs"]}
         elif node["op"] != "placeholder":
             found |= own - fixed
-        elif with_residents and node["phase"] in ("parameter", "state") and node["name"].startswith(("argument_", "state_")):
+        elif with_residents and node["phase"] in ("parameter", "state") and _is_resident(Role.of(node)):
             [value] = node["outputs"]
             is_whole = math.prod(value["shape"]) * TORCH_DTYPES[value["dtype"]].itemsize == sizes[value["storage"]]
             (found if is_whole and not value.get("offset") else fixed).update(own)
         else:
             fixed |= own
     return sorted(found - fixed)
+
+
+def _is_resident(role: Role | None) -> bool:
+    return role is not None and role.kind in (Kind.ARGUMENT, Kind.STATE)
