@@ -443,5 +443,15 @@ tuned! {
         STEP: u64 = 100;
         /// The bisection of aims ends if they differ by at most one part in this many.
         CLOSE: u64 = 500;
+        /// Share of the whole time after which a budget within which nothing was found counts as
+        /// near the smallest.
+        UNTAKEN: f64 = 0.4;
+        /// Share of the then remaining time for the smallest slab of a plan that moves nothing.
+        STAYING: f64 = 0.5;
+        /// Share of the then remaining time for faster schedules within the smallest slab if that
+        /// exceeds the budget.
+        FASTER: f64 = 0.5;
+        /// Share of the then remaining time for the slab of each candidate for the smallest.
+        SMALLEST: f64 = 0.25;
     }
 }

@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use crate::aside::Aside;
 use crate::effort::{Effort, Meter};
 use crate::fit::BudgetedPlanner;
-use crate::fit::slab::{Laid, Slab, within};
+use crate::fit::slab::{Laid, Slab};
 use crate::fit::tiers::Tiered;
 use crate::machine::Route;
-use crate::plan::{self, PlanError, Rounds, Search};
+use crate::plan::{self, Plan, PlanError, Realize, Rounds, Search};
 use crate::schedule::Schedule;
 use crate::tuning::bound::WITH_MOVES;
-use crate::tuning::min_slab::SMALLEST;
+use crate::tuning::turns::{FASTER, STAYING, UNTAKEN};
 use crate::units::{Bytes, Seconds};
 
 impl BudgetedPlanner<'_> {
@@ -50,7 +50,7 @@ impl Slab<'_> {
     /// The fastest schedule that is found within the budget; a second thread looks for schedules
     /// that move nothing.
     fn with_moves(
-        mut self,
+        self,
         search: &mut Search<'_>,
         route: Route,
         budget: Bytes,
@@ -70,7 +70,11 @@ impl Slab<'_> {
             let is_least = found.as_ref().is_some_and(|found| seconds(found) <= least);
             is_done.fetch_or(is_least && meter.has_deadline(), Relaxed);
         };
-        let clock = || match is_done.load(Relaxed) {
+        // If nothing fits for a while, the budget counts as near the smallest.
+        let has_found = AtomicBool::new(false);
+        let is_vain =
+            || meter.has_deadline() && meter.share() > UNTAKEN.get() && !has_found.load(Relaxed);
+        let clock = || match is_done.load(Relaxed) || is_vain() {
             true => Seconds(f64::INFINITY),
             false => (given.clock)(),
         };
@@ -79,13 +83,15 @@ impl Slab<'_> {
         let (stays, moves) = std::thread::scope(|scope| {
             let stays = is_possible.then(|| {
                 Aside::begin(scope, || {
-                    let rounds = Rounds::new(search, budget, &mut self).run(&effort);
+                    let mut noting = Noting { slab: self, has_found: &has_found };
+                    let rounds = Rounds::new(search, budget, &mut noting).run(&effort);
                     let found = rounds.made.ok();
                     ends(&found);
                     (found, rounds.first)
                 })
             });
-            let moves = tiered.within(&above, budget, None, &Meter::new(&effort));
+            let mut noting = Noting { slab: self, has_found: &has_found };
+            let moves = tiered.within(&above, budget, None, &mut noting, &Meter::new(&effort));
             ends(&moves);
             // If that thread panicked, its message was printed, and there is no schedule of it.
             let stays = stays.and_then(|stays| stays.end());
@@ -96,23 +102,62 @@ impl Slab<'_> {
         // Of equally fast ones the first, which moves nothing.
         let found = stays.flatten().into_iter().chain(moves);
         let fastest = found.min_by(|a, b| seconds(a).total_cmp(&seconds(b)));
-        fastest.map_or_else(
-            || {
-                // As if the smallest slab had been requested.
-                let known = self.lowest_without_moves(search, meter);
-                within(budget, tiered.smallest(search, known, budget, meter))
-            },
-            Ok,
-        )
+        match fastest {
+            Some(fastest) => Ok(fastest),
+            None => {
+                let left = meter.round(given.work, 1.0);
+                self.near_smallest(search, &tiered, budget, &Meter::new(&left))
+            }
+        }
+    }
+
+    /// The fastest schedule within a budget that is near the smallest, which is looked for first,
+    /// as if it had been requested.
+    fn near_smallest(
+        &self,
+        search: &mut Search<'_>,
+        tiered: &Tiered<'_>,
+        budget: Bytes,
+        meter: &Meter<'_>,
+    ) -> Result<Schedule, Box<Laid>> {
+        let stays = |search: &mut Search<'_>| self.lowest_without_moves(search, meter);
+        let (smallest, plan) = tiered.smallest(search, stays, budget, meter);
+        // If the smallest slab is too large, a faster schedule within it may have a smaller one.
+        let limit = budget.max(smallest.slab);
+        let effort = match smallest.slab <= budget {
+            true => meter.round(meter.effort().work, 1.0),
+            false => meter.round(meter.effort().work, FASTER.get()),
+        };
+        let found = self.faster_moved(search, tiered, limit, smallest, &Meter::new(&effort));
+        if found.slab <= budget {
+            return Ok(Schedule { budget, ..found });
+        }
+        let last = tiered.within(search, budget, None, &mut self.clone(), meter);
+        last.ok_or_else(|| Box::new((found, plan)))
+    }
+
+    /// The fastest schedule within a limit, beginning with a known one; none is larger.
+    fn faster_moved(
+        &self,
+        search: &Search<'_>,
+        tiered: &Tiered<'_>,
+        limit: Bytes,
+        known: Schedule,
+        meter: &Meter<'_>,
+    ) -> Schedule {
+        let faster = tiered.within(search, limit, Some(known.clone()), &mut self.clone(), meter);
+        faster.filter(|faster| faster.slab <= limit.max(known.slab)).unwrap_or(known)
     }
 
     /// The smallest slab of a schedule that moves nothing; absent if something has to move.
     fn lowest_without_moves(&self, search: &mut Search<'_>, meter: &Meter<'_>) -> Option<Laid> {
         let may_stay = self.residents.below.is_empty();
-        may_stay.then(|| self.lowest(search, Bytes::ZERO, &meter.until(SMALLEST.get())))
+        let effort = meter.round(meter.effort().work, STAYING.get());
+        may_stay.then(|| self.lowest(search, Bytes::ZERO, &Meter::new(&effort)))
     }
 
-    /// The fastest schedule in the smallest slab that is found if what is held may move.
+    /// The fastest schedule in the smallest slab that is found if what is held may move. Its budget
+    /// is that slab, which does not depend on measured rates; its own may be smaller.
     pub fn smallest_with_moves(
         &self,
         search: &mut Search<'_>,
@@ -120,10 +165,44 @@ impl Slab<'_> {
         meter: &Meter<'_>,
     ) -> Schedule {
         let tiered = Tiered { slab: *self, route };
-        let known = self.lowest_without_moves(search, meter);
-        let (smallest, _) = tiered.smallest(search, known, Bytes::ZERO, meter);
-        let slab = smallest.slab;
-        let faster = tiered.within(search, slab, Some(smallest.clone()), meter);
-        Schedule { budget: slab, slab, ..faster.unwrap_or(smallest) }
+        let stays = |search: &mut Search<'_>| self.lowest_without_moves(search, meter);
+        let (smallest, _) = tiered.smallest(search, stays, Bytes::ZERO, meter);
+        let budget = smallest.slab;
+        let found = self.faster_moved(search, &tiered, budget, smallest, meter);
+        Schedule { budget, ..found }
+    }
+}
+
+/// A slab that notes whether any plan fitted.
+struct Noting<'a, 'f> {
+    slab: Slab<'a>,
+    has_found: &'f AtomicBool,
+}
+
+impl Realize for Noting<'_, '_> {
+    type Made = Schedule;
+    type Refusal = Box<Laid>;
+    const MAY_MISS: bool = true;
+
+    fn realize(
+        &mut self,
+        plan: &Plan,
+        budget: Bytes,
+        effort: &Effort<'_>,
+    ) -> Result<Schedule, Bytes> {
+        let made = self.slab.realize(plan, budget, effort);
+        self.has_found.fetch_or(made.is_ok(), Relaxed);
+        made
+    }
+
+    fn smallest(
+        &mut self,
+        search: &mut Search<'_>,
+        budget: Bytes,
+        meter: &Meter<'_>,
+    ) -> Result<(Plan, Schedule), Box<Laid>> {
+        let made = self.slab.smallest(search, budget, meter);
+        self.has_found.fetch_or(made.is_ok(), Relaxed);
+        made
     }
 }

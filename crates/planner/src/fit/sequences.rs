@@ -111,21 +111,13 @@ impl Sequences<'_> {
             .with_crossing(crossing)
     }
 
-    /// Candidates for the sequence with the smallest peak: the step as it stands, what is known to
-    /// be small, and the lowest that the search finds.
-    pub fn lowest(
-        &self,
-        search: &mut Search<'_>,
-        known: Option<&Plan>,
-        meter: &Meter<'_>,
-    ) -> Vec<Vec<NodeId>> {
-        let mut sequences = vec![self.instance.order.to_vec()];
-        sequences.extend(known.map(Plan::runs));
+    /// Candidates for the sequence with the smallest peak: the step as it stands, and the lowest
+    /// that the search finds.
+    pub fn lowest(&self, search: &mut Search<'_>, meter: &Meter<'_>) -> [Vec<NodeId>; 2] {
         let lowest = search.lowest(
             &meter.round(self.instance.order.len() as u64 * WORK_OF_A_LEVEL.get(), SEARCH.get()),
         );
-        sequences.push(lowest.runs());
-        sequences
+        [self.instance.order.to_vec(), lowest.runs()]
     }
 
     /// Fast sequences that recompute down to several budgets, with moves down to the requested one.

@@ -2,17 +2,18 @@
 //! than the known one, which moves nothing; if the smallest slab is requested, none is larger.
 
 use crate::check::check;
-use crate::effort::Meter;
+use crate::effort::{Effort, Meter};
 use crate::fit::sequences::{Sequences, with_instant_lanes};
 use crate::fit::slab::{Laid, Slab};
 use crate::fit::turns::fastest_in_turns;
 use crate::goal::Goal;
-use crate::id::StorageId;
+use crate::id::{NodeId, StorageId};
 use crate::machine::Route;
 use crate::plan::offload::{Crossing, Home};
-use crate::plan::{Instance, Plan, Planner, Search};
+use crate::plan::{Instance, Plan, Planner, Realize, Search};
 use crate::schedule::{Residents, Schedule};
-use crate::tuning::turns::ADDRESSES;
+use crate::tuning::min_slab::OWN_FLOOR;
+use crate::tuning::turns::SMALLEST;
 use crate::units::Bytes;
 
 /// The search for schedules with moves.
@@ -28,16 +29,17 @@ impl Tiered<'_> {
         search: &Search<'_>,
         budget: Bytes,
         known: Option<Schedule>,
+        realize: &mut impl Realize<Made = Schedule>,
         meter: &Meter<'_>,
     ) -> Option<Schedule> {
         let home = |storage| self.home(storage);
         let known = known.map(|known| (self.seconds(&known), known));
-        let mut slab = self.slab;
-        fastest_in_turns(&self.sequences(&home), search, budget, known, &mut slab, meter)
+        fastest_in_turns(&self.sequences(&home), search, budget, known, realize, meter)
     }
 
     /// The smallest slab that is found; of those that are no larger than `enough`, the fastest
-    /// schedule.
+    /// schedule. `stays` finds one of a plan that moves nothing; it is asked last, since moves reach
+    /// further. If there is a deadline, it is asked only if nothing was small enough.
     ///
     /// Moves are chosen as if lanes took no time: measured rates differ from run to run, and a slab
     /// that was found once is to be found again on request. Plans for the lanes as they are count
@@ -45,55 +47,79 @@ impl Tiered<'_> {
     pub fn smallest(
         &self,
         search: &mut Search<'_>,
-        known: Option<Laid>,
+        stays: impl FnOnce(&mut Search<'_>) -> Option<Laid>,
         enough: Bytes,
         meter: &Meter<'_>,
     ) -> Laid {
         let home = |storage| self.home(storage);
-        let instant = with_instant_lanes(self.slab.instance.profile);
         let moving = self.sequences(&home);
-        let sequences = moving.lowest(search, known.as_ref().map(|(_, plan)| plan), meter);
-        let mut best = known.map(|known| (self.rank(&known.0, enough), known));
-        for runs in sequences {
-            for (profile, most) in [(&instant, Bytes::LIMIT), (self.slab.instance.profile, enough)]
-            {
-                let moving =
-                    Sequences { instance: Instance { profile, ..moving.instance }, ..moving };
-                let offloading = moving.offloading(&runs);
-                let least = offloading.least();
-                let slab = best.as_ref().map(|(_, (best, _))| best.slab);
-                if least > most || slab.is_some_and(|slab| slab > enough && least >= slab) {
-                    continue;
-                }
-                let found = offloading.smallest(meter);
-                // Without its moves it would not leave in the tier what another schedule relies on.
-                if found.is_none() && !self.slab.residents.below.is_empty() && best.is_some() {
-                    continue;
-                }
-                let stays = || moving.instance.plan(Planner::Auto, &runs);
-                let plan = Plan { planner: Planner::Auto, ..found.unwrap_or_else(stays) };
-                let schedule = self.lay_out(&plan, Goal::Smallest, meter);
-                let rank = self.rank(&schedule, enough);
-                let is_better = best.as_ref().is_none_or(|(least, _)| rank < *least);
-                if schedule.slab <= most && is_better {
-                    best = Some((rank, (schedule, plan)));
-                }
+        let mut best = None;
+        for runs in moving.lowest(search, meter) {
+            best = self.smaller(best, &moving, runs, enough, meter);
+        }
+        let is_enough = |best: &Option<Laid>| best.as_ref().is_some_and(|it| it.0.slab <= enough);
+        if !(meter.has_deadline() && is_enough(&best))
+            && let Some(stays) = stays(search)
+        {
+            let runs = stays.1.runs();
+            best = self.better(best, stays, enough);
+            best = self.smaller(best, &moving, runs, enough, meter);
+        }
+        best.expect("the order itself is a sequence")
+    }
+
+    /// The best slab so far, or a smaller one for a sequence, with what has to be away.
+    fn smaller(
+        &self,
+        mut best: Option<Laid>,
+        moving: &Sequences<'_>,
+        runs: Vec<NodeId>,
+        enough: Bytes,
+        meter: &Meter<'_>,
+    ) -> Option<Laid> {
+        let instant = with_instant_lanes(self.slab.instance.profile);
+        for (profile, most) in [(&instant, Bytes::LIMIT), (self.slab.instance.profile, enough)] {
+            let moving = Sequences { instance: Instance { profile, ..moving.instance }, ..*moving };
+            let offloading = moving.offloading(&runs);
+            let least = offloading.least();
+            let slab = best.as_ref().map(|(best, _)| best.slab);
+            if least > most || slab.is_some_and(|slab| slab > enough && least >= slab) {
+                continue;
+            }
+            let found = offloading.smallest(meter);
+            // Without its moves it would not leave in the tier what another schedule relies on.
+            if found.is_none() && !self.slab.residents.below.is_empty() && best.is_some() {
+                continue;
+            }
+            let stays = || moving.instance.plan(Planner::Auto, &runs);
+            let plan = Plan { planner: Planner::Auto, ..found.unwrap_or_else(stays) };
+            let schedule = self.lay_out(&plan, meter);
+            if schedule.slab <= most {
+                best = self.better(best, (schedule, plan), enough);
             }
         }
-        best.expect("the order itself is a sequence").1
+        best
     }
 
-    /// By how much a slab exceeds what is enough; if it does not, then by seconds.
-    fn rank(&self, schedule: &Schedule, enough: Bytes) -> (Bytes, f64) {
-        match schedule.slab.saturating_sub(enough) {
-            Bytes::ZERO => (Bytes::ZERO, self.seconds(schedule)),
-            more => (more, 0.0),
+    /// The one whose slab exceeds what is enough by less, or else the faster one.
+    fn better(&self, best: Option<Laid>, other: Laid, enough: Bytes) -> Option<Laid> {
+        let rank = |(schedule, _): &Laid| self.rank(schedule, enough);
+        match best {
+            Some(best) if rank(&best) <= rank(&other) => Some(best),
+            Some(_) | None => Some(other),
         }
     }
 
-    /// Addresses for a plan, in a fraction of the remaining time.
-    fn lay_out(&self, plan: &Plan, goal: Goal, meter: &Meter<'_>) -> Schedule {
-        self.slab.lay_out(plan, goal, meter.round(meter.effort().work, ADDRESSES.get()))
+    /// By how much a slab exceeds what is enough, then the seconds.
+    fn rank(&self, schedule: &Schedule, enough: Bytes) -> (Bytes, f64) {
+        (schedule.slab.saturating_sub(enough), self.seconds(schedule))
+    }
+
+    /// The smallest slab for a plan, in a fraction of the remaining time, with a floor.
+    fn lay_out(&self, plan: &Plan, meter: &Meter<'_>) -> Schedule {
+        let effort = meter.round(meter.effort().work, SMALLEST.get());
+        let floor = effort.in_proportion(OWN_FLOOR.get());
+        self.slab.lay_out(plan, Goal::Smallest, Effort { floor, ..effort })
     }
 
     /// Seconds of a schedule, waiting included.

@@ -56,7 +56,7 @@ fn smallest(moving: &Sequences<'_>, search: &mut Search<'_>, meter: &Meter<'_>) 
     let instant = with_instant_lanes(instance.profile);
     let moving = &Sequences { instance: Instance { profile: &instant, ..instance }, ..*moving };
     let mut best: Option<Plan> = None;
-    for runs in moving.lowest(search, None, meter) {
+    for runs in moving.lowest(search, meter) {
         let moved = moving.offloading(&runs).smallest(meter);
         let sequence = moved.map_or(runs.into(), |moved| moved.sequence);
         let plan = instance.plan(Planner::Auto, sequence);

@@ -139,7 +139,9 @@ fn is_the_same_whatever_the_rates(graph: &Graph, machine: &Machine) -> Result<()
         let machine = with_host(machine.clone(), bandwidth, 1);
         let profile = Profile::new(graph, &machine);
         let smallest = fit(graph, &profile, &Request { effort, ..Request::default() }).unwrap();
-        let slab = smallest.schedule().slab;
+        let schedule = smallest.schedule();
+        let slab = schedule.budget;
+        assert!(schedule.slab <= slab);
         let again = Request { effort, ..Request::within(slab) };
         (slab, fit(graph, &profile, &again).map(|fitted| fitted.schedule().slab <= slab).ok())
     });
