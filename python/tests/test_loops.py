@@ -154,6 +154,24 @@ class Halves(nn.Module):
         return sum((h @ half).sum() for half in self.both.chunk(2, 1))
 
 
+@pytest.mark.parametrize("calls", [3, 4])
+@pytest.mark.parametrize("there", [False, True])
+def test_any_number_of_calls_in_one_backward_pass_is_added_up_as_autograd_does(calls, there):
+    """The first of them makes gradients; for the others these are no earlier ones."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64))
+    inputs = [torch.randn(256, 64) for _ in range(calls)]
+
+    def gradients(model: nn.Module) -> list[torch.Tensor]:
+        if there:
+            model(inputs[0]).square().mean().backward()
+        sum(model(one).square().mean() * (index + 1) / 3 for index, one in enumerate(inputs)).backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    wanted = gradients(copy.deepcopy(model))
+    assert all(map(torch.equal, gradients(tightfit.compile(model, "64MiB")), wanted))
+
+
 @pytest.mark.parametrize(("model", "name"), [(loops.Net, "head.weight"), (Halves, "both")])
 def test_a_parameter_that_changes_between_the_passes_is_noticed(model, name):
     model = tightfit.compile(model(), budget="min", deadline=0.1)

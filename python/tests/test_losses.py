@@ -266,3 +266,52 @@ def test_what_a_declared_loss_takes_beyond_that_is_named():
     with pytest.warns(RuntimeWarning, match="not the 1,024 of loss_memory") as caught:
         functional.mse_loss(outputs, targets).backward()
     assert "planned for from now on" in str(caught[0].message)
+
+
+def test_arguments_that_the_graph_does_not_read_count():
+    class Extra(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
+
+        def forward(self, inputs: torch.Tensor, extra: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
+            return self.net(inputs)
+
+    inputs, extra = torch.randn(ROWS, 64), {"mask": torch.ones(1 << 20)}
+    model = tightfit.compile(Extra(), "8MiB")
+    model(inputs).sum().backward()
+    [without] = tightfit.plans(model)
+    with pytest.raises(tightfit.InfeasibleBudget, match="4,194,304 bytes of arguments that the graph does not read"):
+        tightfit.compile(Extra(), extra["mask"].nbytes + without.peak // 2)(inputs, extra)
+    model = tightfit.compile(Extra(), without.peak + extra["mask"].nbytes)
+    model(inputs, extra).sum().backward()
+    assert tightfit.plans(model)[0].peak > without.peak
+
+
+def test_losses_that_a_loop_keeps_count():
+    inputs, targets = torch.randn(ROWS, 64), torch.randn(ROWS, 64)
+    model, kept = tightfit.compile(Net(), "1GiB"), []
+    for _ in range(4):
+        loss = functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        kept.append(loss.detach())
+    ledger = model._compiled_call_impl.backend.ledger
+    size = kept[0].untyped_storage().nbytes()
+    assert size == targets.nbytes
+    assert ledger.others()["losses of earlier steps"] == 4 * size
+    del loss, kept[1:]
+    assert ledger.others()["losses of earlier steps"] == size
+    kept.clear()
+    assert "losses of earlier steps" not in ledger.others()
+
+
+def test_a_refusal_proves_what_is_needed_even_if_nothing_is_left_for_the_graph():
+    inputs, targets = batch()
+    least = tightfit.compile(Net(), "min")
+    functional.cross_entropy(least(inputs), targets).backward()
+    with pytest.raises(tightfit.InfeasibleBudget) as refused:
+        tightfit.compile(Net(), 1024)(inputs)
+    error = refused.value
+    assert 1024 < error.needed <= tightfit.plans(least)[0].peak
+    assert error.needed <= error.smallest
+    assert "with loss=" in str(error)

@@ -6,6 +6,7 @@ planner makes the partition, and the plan's functions are what runs.
 
 from __future__ import annotations
 
+import re
 import warnings
 import weakref
 from collections import Counter
@@ -179,7 +180,13 @@ def _is_symbolic(example: Any) -> bool:
 def _argument(node: fx.Node, example: Any) -> Argument:
     source = node.meta["grapharg"].source.name if node.meta.get("grapharg") is not None else ""
     source = source() if callable(source) else source
-    return Argument(path(source) or node.name, isinstance(example, nn.Parameter), "_buffers[" in source)
+    return Argument(path(source) or _local(source) or node.name, isinstance(example, nn.Parameter), "_buffers[" in source)
+
+
+def _local(source: str) -> str:
+    """The name of an argument of the forward in a source such as `L['x']`."""
+    found = re.fullmatch(r"L\[['\"](\w+)['\"]\]", source)
+    return found[1] if found else ""
 
 
 def _outside(model: nn.Module | None, examples: list[torch.Tensor], device: torch.device) -> tuple[int, list[Any]]:

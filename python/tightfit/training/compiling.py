@@ -233,10 +233,13 @@ class Call:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         before = self.backend.calls
+        self.backend.ledger.given = args, kwargs
         try:
             with self.options:
                 if self.with_loss is not None and "targets" in kwargs:
-                    result = self.with_loss(kwargs.pop("targets"), args, kwargs)
+                    targets = kwargs["targets"]
+                    rest = {name: given for name, given in kwargs.items() if name != "targets"}
+                    result = self.with_loss(targets, args, rest)
                 else:
                     result = self.compiled(*args, **kwargs)
         except FAILURES as error:
@@ -248,6 +251,8 @@ class Call:
             if NOTHING not in str(error):
                 raise
             raise uncaptured() from None
+        finally:
+            self.backend.ledger.given = ()
         if self.backend.calls == before:
             raise CompileError("PyTorch ran this call without the plan; the result was thrown away. Call the model itself, "
                                "outside of torch.compile and of torch.compiler.disable")

@@ -16,7 +16,7 @@ from torch import nn
 
 from ..errors import CompileError
 from .counting import Count
-from .ledger import Pending
+from .ledger import Pending, losses
 from .survey import Survey, survey
 
 # The calls of all models that wait for their backward pass.
@@ -85,6 +85,7 @@ def _before(roots: Sequence[Any], *, creates: bool) -> list[Pending]:
             "(a gradient penalty, a Hessian) with a model that was not compiled"
         )
     for pending in found.pending:
+        pending.losses = losses(roots)
         pending.step.before_backward(pending, found)
     _warn_of_others(found)
     return found.pending

@@ -110,6 +110,7 @@ class Step:
         self.calls = 0
         self._gradients = [index for index, gradient in enumerate(joint.gradients) if gradient is not None]
         self._accumulating = [index for index in self._gradients if joint.arguments[index].is_parameter]
+        self._inputs = [index for index, argument in enumerate(joint.arguments) if argument.phase == "input"]
         # Parameters whose gradients this graph does not compute: existing ones stay.
         self._idle = [index for index, argument in enumerate(joint.arguments)
                       if argument.is_parameter and joint.gradients[index] is None]
@@ -121,6 +122,7 @@ class Step:
         Count.abandon()
         parameters = {index: arguments[index] for index in self._accumulating}
         self._forget_others(parameters)
+        self.ledger.read(arguments[index] for index in self._inputs)
         idle = [arguments[index] for index in self._idle]
         awaits = self._awaits_gradients()
         there = {index: tensor for index, tensor in parameters.items() if tensor.grad is not None}
@@ -224,6 +226,7 @@ class Step:
                 results[index] = gradient
             elif there[index] is None:
                 pending.parameters[index].grad = gradient
+                self.ledger.made(pending.parameters[index])
             elif index not in plan.accumulated:
                 there[index].add_(gradient)
             del gradient
@@ -257,6 +260,8 @@ class Step:
     def after_backward(self, pending: Pending) -> None:
         """Called when the backward pass has ended or failed: evaluates what was counted. Warns, once, if the step held
         more than the budget."""
+        self.ledger.keep(pending.losses)
+        pending.losses = []
         tally, pending.tally = pending.tally, None
         if tally is None or not tally.count.is_running:
             return
@@ -273,8 +278,9 @@ class Step:
             learned = (0, peak, self.loss.memory.kept - assumed)[at]
             self._warn(peak, ("forward pass", _LOSS, "backward pass")[at], learned)
 
-    def _warn(self, peak: int, at: str, learned: int) -> None:
-        """Warns, once, of a step that held `peak` bytes, of which `learned` are the loss's and known only now."""
+    def _warn(self, peak: int, at: str, learned: int, *, held: str = "held") -> None:
+        """Warns, once, of a step that `held` this `peak`, of which `learned` bytes are the loss's and known only now.
+        Optimizer state that is still to come is part of it."""
         budget = self.settings.budget
         if budget is None or peak <= budget or self._has_warned:
             return
@@ -285,8 +291,10 @@ class Step:
             instead = "" if declared is None else f", not the {declared:,} of loss_memory"
             more = (f". What this loss takes ({sum(astuple(self.loss.memory)):,} bytes besides the outputs' gradients{instead}) is "
                     "planned for from now on; with loss=… the loss is captured, and part of the first plan too")
-        warnings.warn(f"a step of {self.name} held {peak:,} bytes, {peak - budget:,} more than the budget of {budget:,}, in its "
-                      f"{at}{more}", RuntimeWarning, stacklevel=2)
+        coming = self.ledger.coming()
+        state = f" with {coming:,} of optimizer state that is still to come" if coming else ""
+        warnings.warn(f"a step of {self.name} {held} {peak:,} bytes{state}, {peak - budget:,} more than the budget of {budget:,}, in "
+                      f"its {at}{more}", RuntimeWarning, stacklevel=2)
 
     @property
     def tier(self) -> Tier | None:
@@ -357,7 +365,7 @@ class Step:
                 # Its traceback would keep this frame alive, and with it the forward pass that follows and its outputs.
                 refused.append(error.with_traceback(None))
                 continue
-            self._warn_of_measuring(arguments)
+            self._warn_of_measuring(arguments, "The plan is within the budget")
             plans.append(plan)
             self.made.append(plan)
             plans.sort(key=lambda plan: plan.held.seconds)
@@ -366,15 +374,15 @@ class Step:
         for plan in self.plans.get((accumulated, True), []):
             if room is not None and plan.held.peak <= room:
                 return plan
+        self._warn_of_measuring(arguments, "No plan is within the budget")
         raise self._refusal(refused[0], min(error.needed for error in refused), accumulated, others, arguments)
 
     def _planned(self, accumulated: frozenset[int], holds: bool, room: int | None, beside: int,
                  arguments: Sequence[Any]) -> Plan:
         graph, search = self._search(accumulated, holds, arguments)
         between = self.loss.memory.between
-        if room is not None and room <= 0:
-            least = search(None, self.settings.deadline)
-            raise InfeasibleBudget("", budget=room, needed=least.peak, smallest=least.peak)
+        # If nothing is left of the budget, the refusal proves what would be needed.
+        room = None if room is None else max(room, 1)
         if room is not None and self.loss.is_guess and graph_peak(graph) + between > room:
             # A loss that was never counted may take more than the guess. The smallest plan leaves the most for it.
             least = search(None, min(self.settings.deadline, _FIRST))
@@ -408,17 +416,17 @@ class Step:
             )
         self.refused = refused
 
-    def _warn_of_measuring(self, arguments: Sequence[Any]) -> None:
+    def _warn_of_measuring(self, arguments: Sequence[Any], answer: str) -> None:
         """Warns, once, that the budget was exceeded while operators were measured."""
         budget, most = self.settings.budget, self.measuring
-        held = self._there(arguments) + most
-        self.measuring = 0
-        if most and budget is not None and held > budget and not self.has_exceeded:
+        there = self._there(arguments) - self.ledger.coming()
+        held, self.measuring = there + most, 0
+        if most and budget is not None and there <= budget < held and not self.has_exceeded:
             self.has_exceeded = True
             warnings.warn(
                 f"measuring the operators of a step of {self.name} held {held:,} bytes, {held - budget:,} more than the budget of "
                 f"{budget:,}, before the first step: one operator and its inputs take {most:,} bytes when it is run alone, where "
-                "it cannot overwrite them. The plan is within the budget. What was measured is kept, and a later start measures nothing",
+                f"it cannot overwrite them. {answer}. What was measured is kept, and a later start measures nothing",
                 RuntimeWarning, stacklevel=2,
             )
 
@@ -536,7 +544,7 @@ class Step:
         contribute and then adds the sum to the existing gradient. The same has to happen here, since any other order
         rounds differently.
         """
-        is_added = any(tensor.grad is not None for tensor in pending.parameters.values())
+        is_added = self.ledger.existed(pending.parameters.values())
         if pending.returns or (is_added and self.ledger.is_joined(pending)):
             return set(pending.parameters), set()
         returned, unasked = set(), set()
@@ -593,7 +601,7 @@ class Step:
                 and _with(plan, 0).held.peak + beside_plan <= self.settings.budget:
             # That peak was during the loss, which is over.
             if pending.tally is None:
-                self._warn(total, _LOSS, total)
+                self._warn(total, _LOSS, total, held="may have held")
             return
         if total > self.settings.budget:
             reasons = {**others, "parameters and buffers that this call does not use": self.outside, "reserve": self.reserve}

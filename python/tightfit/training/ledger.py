@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _pytree as pytree
 
 from .counting import Tally, expired
 from .tier import Tier
@@ -46,6 +47,8 @@ class Pending:
     outputs: list[tuple[StorageWeakRef, int]] = field(default_factory=list)
     # The count of its step, if it is counted.
     tally: Tally | None = None
+    # The storages of the loss whose backward pass runs, with their bytes.
+    losses: list[tuple[StorageWeakRef, int]] = field(default_factory=list)
 
     def released(self) -> int:
         """Bytes of its outputs that the caller has freed."""
@@ -63,6 +66,13 @@ class Ledger:
     pending: weakref.WeakSet[Pending] = field(default_factory=weakref.WeakSet)
     # Storages that were given to callers, with their bytes, the forward pass that made them, and whether it saved them.
     outputs: list[tuple[StorageWeakRef, int, Any, bool]] = field(default_factory=list)
+    # Storages of losses whose backward pass has run, with their bytes: a loop may keep them.
+    losses: list[tuple[StorageWeakRef, int]] = field(default_factory=list)
+    # What the caller of the running call gave, and the storages among that which its graph does not read.
+    given: Any = ()
+    unread: list[tuple[StorageWeakRef, int]] = field(default_factory=list)
+    # The last backward pass in which gradients were made, and the parameters that had none before.
+    fresh: tuple[int, set[int]] = (-1, set())
     # Bytes of optimizer state on the model's device: what is reserved for it, and what exists.
     reserved: int = 0
     states: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
@@ -107,6 +117,37 @@ class Ledger:
         return any(parallel.gradient_as_bucket_view for parallel in self.buckets) and gradient._is_view() \
             and gradient._base.dim() == 1
 
+    def existed(self, parameters: Iterable[torch.Tensor]) -> bool:
+        """Whether any gradient existed before the running backward pass began."""
+        fresh = self._fresh()
+        return any(tensor.grad is not None and id(tensor) not in fresh for tensor in parameters)
+
+    def made(self, parameter: torch.Tensor) -> None:
+        """Notes that a parameter got its first gradient in the running backward pass."""
+        self._fresh().add(id(parameter))
+
+    def _fresh(self) -> set[int]:
+        task = torch._C._current_graph_task_id()
+        if self.fresh[0] != task:
+            self.fresh = task, set()
+        return self.fresh[1]
+
+    def coming(self) -> int:
+        """Bytes of optimizer state that are reserved and do not exist yet."""
+        return max(self.reserved - sum(self.states.values()), 0)
+
+    def read(self, arguments: Iterable[Any]) -> None:
+        """Notes which tensors that the running call was given its graph does not have as `arguments`."""
+        known = {argument.untyped_storage()._cdata for argument in arguments if isinstance(argument, torch.Tensor)}
+        given = [item for item in pytree.tree_leaves(self.given)
+                 if type(item) is torch.Tensor and item.layout is torch.strided]
+        self.unread = [found for found in _storages(given) if found[0].cdata not in known]
+
+    def keep(self, losses: Iterable[tuple[StorageWeakRef, int]]) -> None:
+        """Notes losses whose backward pass has run."""
+        known = {storage.cdata for storage, *_ in [*self.losses, *self.outputs] if not storage.expired()}
+        self.losses += [loss for loss in losses if loss[0].cdata not in known]
+
     def enter(self, pending: Pending, outputs: Iterable[Any]) -> None:
         """Notes that a forward pass saved something, and gave its outputs to its caller."""
         self.pending.add(pending)
@@ -139,9 +180,26 @@ class Ledger:
         if buckets:
             buckets -= sum(parameter.grad.nbytes for parameter in accumulated
                            if parameter.grad is not None and self._lies_in_bucket(parameter.grad))
+        self.losses = [found for found in self.losses if not found[0].expired()]
+        own_losses = set() if own is None else {storage.cdata for storage, _ in own.losses}
+        losses = sum(size for storage, size in self.losses if storage.cdata not in own_losses)
+        unread = sum(size for storage, size in self.unread if not storage.expired())
         found = {"optimizer state": state, "buckets of data parallelism": buckets,
-                 "forward passes whose backward pass has not come": waiting, "outputs of other calls": given}
+                 "forward passes whose backward pass has not come": waiting, "outputs of other calls": given,
+                 "losses of earlier steps": losses, "arguments that the graph does not read": unread}
         return {reason: size for reason, size in found.items() if size}
+
+
+def losses(roots: Iterable[Any]) -> list[tuple[StorageWeakRef, int]]:
+    """The storages of the tensors among the roots of a backward pass, with their bytes."""
+    return _storages(root for root in roots if type(root) is torch.Tensor and root.layout is torch.strided
+                     and not torch._C._functorch.is_functorch_wrapped_tensor(root))
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> list[tuple[StorageWeakRef, int]]:
+    """The storages of tensors, each once, with their bytes; without small ones, which the reserve covers."""
+    found = {storage._cdata: storage for tensor in tensors if (storage := tensor.untyped_storage()).nbytes() >= _SMALL}
+    return [(StorageWeakRef(storage), storage.nbytes()) for storage in found.values()]
 
 
 def _is_all(storage: StorageWeakRef, tensors: Iterable[Any]) -> bool:

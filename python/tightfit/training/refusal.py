@@ -65,6 +65,9 @@ def _advice(step: Any, others: Mapping[str, int], coming: Coming) -> str:
                       f"further one takes up to {max(coming.waiting):,} bytes")
     if step.accumulates and step.joint.has_backward and "optimizer state" not in others:
         advice.append("An optimizer's state comes on top, unless optimizer=… says which")
+    if step.loss.is_guess and step.joint.has_backward:
+        advice.append("What a loss outside of the model takes is known after the first step, so later ones may need more; with "
+                      "loss=… it is captured, and known from the start")
     return "".join(f". {sentence}" for sentence in advice)
 
 
