@@ -38,8 +38,8 @@ impl Tiered<'_> {
     }
 
     /// The smallest slab that is found; of those that are no larger than `enough`, the fastest
-    /// schedule. `stays` finds one of a plan that moves nothing; it is asked last, since moves reach
-    /// further. If there is a deadline, it is asked only if nothing was small enough.
+    /// schedule. `stays` finds one of a plan that moves nothing. It is asked last, since moves
+    /// reach further; if there is a deadline, only if nothing was small enough.
     ///
     /// Moves are chosen as if lanes took no time: measured rates differ from run to run, and a slab
     /// that was found once is to be found again on request. Plans for the lanes as they are count
