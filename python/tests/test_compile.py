@@ -285,6 +285,11 @@ def test_calls_that_wait_are_counted_at_what_they_hold_under_a_larger_budget() -
     sum([model(*work), model(*work)]).backward()
 
 
+def test_an_optimizer_of_another_model_is_refused() -> None:
+    with pytest.raises(tightfit.OptionError, match="trains none of the parameters of Perceptron"):
+        tightfit.compile(Perceptron(), BIG, optimizer=torch.optim.AdamW(Perceptron().parameters()))
+
+
 def test_state_of_an_optimizer_is_reserved() -> None:
     work = batch()
     sizes = {}

@@ -231,8 +231,7 @@ class GraphBuilder:
                 f"use one of {', '.join(str(dtype) for dtype in DTYPES)}"
             )
         if tensor.layout is not torch.strided:
-            raise ExportError(f"node {node!r} produces a tensor of layout {tensor.layout}; only strided ones are written: "
-                              "make it dense, such as with nn.Embedding(…, sparse=False)")
+            raise ExportError(f"node {node!r} produces a tensor of layout {tensor.layout}; only strided ones are written")
         self._tensors.append(tensor)
         return ValueId(len(self._tensors) - 1)
 

@@ -34,6 +34,10 @@ class Translator:
         results = list(map(self.described, raw)) if several else [raw]
         used = used_outputs(node) if several else {0}
         made = {index: tensor for index, tensor in enumerate(results) if isinstance(tensor, torch.Tensor)}
+        for tensor in made.values():
+            if tensor.layout is not torch.strided:
+                raise ExportError(f"node {node.name!r} produces a tensor of layout {tensor.layout}; only strided ones are written: "
+                                  "make it dense, such as with nn.Embedding(…, sparse=False)")
         mutates, random = overload._schema.is_mutable, draws(node)
         outputs = [made.get(index) if index in used else None for index in range(len(results))]
         if mutates:

@@ -59,12 +59,16 @@ pub fn refuse(error: &Failure, more: Option<Value>) -> ExitCode {
 
 /// Says that a run was interrupted before it did anything, and returns the exit code.
 pub fn interrupted_at_once(code: ExitCode, json: bool) -> ExitCode {
-    const SAID: &str = "interrupted before the first step; nothing was saved";
+    interrupted(code, json, "interrupted before the first step; nothing was saved")
+}
+
+/// Says what an interruption came before, and returns the exit code.
+pub fn interrupted(code: ExitCode, json: bool, said: &str) -> ExitCode {
     if json {
-        let mut document = failure::document(code, SAID);
+        let mut document = failure::document(code, said);
         document["interrupted"] = Value::Bool(true);
         let _ = say!("{document}").and_then(|()| output::flush());
     }
-    note!("{SAID}");
+    note!("{said}");
     code
 }

@@ -314,3 +314,21 @@ fn a_search_that_is_interrupted_without_a_plan_says_so_to_programs_too() {
     assert!(said.starts_with("interrupted before a plan was found; "), "{said}");
     assert!(ran.stderr.contains(&format!("error: {said}")), "{}", ran.stderr);
 }
+
+/// A pipeline has no plan before all of its ranks have one.
+#[test]
+#[cfg(target_os = "linux")]
+fn stages_that_are_interrupted_without_a_plan_say_so_to_programs_too() {
+    let mut command = tightfit();
+    command.args(["stages", "corpus/graphs/cuda/vit_b16_b32.json.gz", "--devices", "4"]);
+    command.args(["--budget", "50%", "--microbatches", "8", "--deadline", "100000s", "--json"]);
+    command.current_dir(crate::program::corpus().parent().unwrap());
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    until_it_listens(&child);
+    interrupt(&child);
+    let ran = Ran::from(child.wait_with_output().unwrap());
+    assert_eq!(ran.code, Some(130), "{}", ran.stderr);
+    let failure = ran.result();
+    assert_eq!(failure["exit_code"], 130, "{failure}");
+    assert_eq!(failure["interrupted"], true, "{failure}");
+}

@@ -125,10 +125,9 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// The same, limited by time alone if there is a deadline.
+    /// The same, limited by time alone.
     pub fn by_time(&self) -> Meter<'a> {
-        let limit = if self.has_deadline() { u64::MAX } else { self.limit };
-        Meter { limit, ..self.clone() }
+        Meter { limit: u64::MAX, ..self.clone() }
     }
 
     /// The same, ending when half of what is left is spent.

@@ -107,12 +107,21 @@ def compile(
         install()
     backend = Backend(asked, model, type(model).__name__)
     if optimizer is not None:
+        _trains(optimizer, model)
         backend.ledger.reserved = state_bytes(optimizer, model.parameters())
     compiled = torch.compile(frame(model), backend=backend.entry, dynamic=False, fullgraph=True, **isolated())
     model._compiled_call_impl = Call(compiled, backend, None if loss is None else _with_loss(model, loss, backend))
     _Watch.over(model, backend)
     watch(model)
     return model
+
+
+def _trains(optimizer: Any, model: nn.Module) -> None:
+    """Refuses an optimizer of another model, whose state would be counted as nothing."""
+    if isinstance(optimizer, torch.optim.Optimizer):
+        trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        if not any(id(parameter) in trained for parameter in model.parameters()):
+            raise OptionError(f"optimizer= trains none of the parameters of {type(model).__name__}; give the one that does, or its class")
 
 
 def _can_have(loss: Any, model: nn.Module, differentiable_outputs: bool, loss_memory: Any) -> None:

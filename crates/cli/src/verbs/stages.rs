@@ -24,7 +24,7 @@ use crate::failure::Result;
 use crate::input::{self, OnMachine};
 use crate::output::Written;
 use crate::values::link;
-use crate::{interrupt, output, places};
+use crate::{conclusion, interrupt, output, places};
 
 /// Cut a model into the stages of a pipeline: which layers on which device, in which order, and
 /// what is recomputed.
@@ -139,8 +139,8 @@ pub fn stages(arguments: &Arguments) -> Result<ExitCode> {
     };
     let answer = answer(&graph, &machine, &task, &interrupt::raised)?;
     let Some(best) = answer.found.first() else {
-        note!("note: interrupted before there was a plan");
-        return Ok(interrupt::code());
+        const SAID: &str = "interrupted before there was a plan";
+        return Ok(conclusion::interrupted(interrupt::code(), arguments.json, SAID));
     };
     let mut written = Written::default();
     if let Some(path) = &arguments.csv {

@@ -60,7 +60,7 @@ impl SmallestSlab<'_, '_> {
             let beside = Aside::begin(scope, move || self.of_peers(best, offered, lowest_offered));
             let mut meanwhile = None;
             let peers = |search: &Search<'_>| {
-                if self.meter.has_deadline() {
+                if self.meter.has_deadline() && !peers.has_ended() {
                     meanwhile = self.until(&peers, search);
                 }
                 known.insert(peers.end().unwrap_or_default()).clone()
