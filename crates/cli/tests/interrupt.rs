@@ -298,18 +298,8 @@ fn an_interrupted_search_gives_the_best_plan_so_far() {
 #[test]
 #[cfg(target_os = "linux")]
 fn a_search_that_is_interrupted_without_a_plan_says_so_to_programs_too() {
-    let mut command = tightfit();
-    command.args(["plan", "corpus/synthetic/tf2.json.gz", "--budget", "770MiB", "--json"]);
-    command.args(["--deadline", "100000s"]);
-    command.current_dir(crate::program::corpus().parent().unwrap());
-    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    until_it_listens(&child);
-    interrupt(&child);
-    let ran = Ran::from(child.wait_with_output().unwrap());
-    assert_eq!(ran.code, Some(130), "{}", ran.stderr);
-    let failure = ran.result();
-    assert_eq!(failure["exit_code"], 130, "{failure}");
-    assert_eq!(failure["interrupted"], true, "{failure}");
+    let verb = ["plan", "corpus/synthetic/tf2.json.gz", "--budget", "770MiB"];
+    let (failure, ran) = interrupted_without_a_plan(&verb);
     let said = failure["error"].as_str().unwrap();
     assert!(said.starts_with("interrupted before a plan was found; "), "{said}");
     assert!(ran.stderr.contains(&format!("error: {said}")), "{}", ran.stderr);
@@ -319,9 +309,16 @@ fn a_search_that_is_interrupted_without_a_plan_says_so_to_programs_too() {
 #[test]
 #[cfg(target_os = "linux")]
 fn stages_that_are_interrupted_without_a_plan_say_so_to_programs_too() {
+    let graph = "corpus/graphs/cuda/vit_b16_b32.json.gz";
+    let verb = ["stages", graph, "--devices", "4", "--budget", "50%", "--microbatches", "8"];
+    interrupted_without_a_plan(&verb);
+}
+
+/// Interrupts a search at once; returns the failure that it prints for programs, and all it said.
+#[cfg(target_os = "linux")]
+fn interrupted_without_a_plan(verb: &[&str]) -> (Value, Ran) {
     let mut command = tightfit();
-    command.args(["stages", "corpus/graphs/cuda/vit_b16_b32.json.gz", "--devices", "4"]);
-    command.args(["--budget", "50%", "--microbatches", "8", "--deadline", "100000s", "--json"]);
+    command.args(verb).args(["--deadline", "100000s", "--json"]);
     command.current_dir(crate::program::corpus().parent().unwrap());
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     until_it_listens(&child);
@@ -331,4 +328,5 @@ fn stages_that_are_interrupted_without_a_plan_say_so_to_programs_too() {
     let failure = ran.result();
     assert_eq!(failure["exit_code"], 130, "{failure}");
     assert_eq!(failure["interrupted"], true, "{failure}");
+    (failure, ran)
 }

@@ -122,7 +122,7 @@ class Step:
         Count.abandon()
         parameters = {index: arguments[index] for index in self._accumulating}
         self._forget_others(parameters)
-        self.ledger.read(arguments[index] for index in self._inputs)
+        self.ledger.find_unread(arguments[index] for index in self._inputs)
         idle = [arguments[index] for index in self._idle]
         awaits = self._awaits_gradients()
         there = {index: tensor for index, tensor in parameters.items() if tensor.grad is not None}
@@ -278,9 +278,9 @@ class Step:
             learned = (0, peak, self.loss.memory.kept - assumed)[at]
             self._warn(peak, ("forward pass", _LOSS, "backward pass")[at], learned)
 
-    def _warn(self, peak: int, at: str, learned: int, *, held: str = "held") -> None:
-        """Warns, once, of a step that `held` this `peak`, of which `learned` bytes are the loss's and known only now.
-        Optimizer state that is still to come is part of it."""
+    def _warn(self, peak: int, at: str, learned: int, *, verb: str = "held") -> None:
+        """Warns, once, of a step that held this `peak`, as `verb` says, of which `learned` bytes are the loss's and known
+        only now. Optimizer state that is still to come is part of it."""
         budget = self.settings.budget
         if budget is None or peak <= budget or self._has_warned:
             return
@@ -293,7 +293,7 @@ class Step:
                     "planned for from now on; with loss=… the loss is captured, and part of the first plan too")
         coming = self.ledger.coming()
         state = f" with {coming:,} of optimizer state that is still to come" if coming else ""
-        warnings.warn(f"a step of {self.name} {held} {peak:,} bytes{state}, {peak - budget:,} more than the budget of {budget:,}, in "
+        warnings.warn(f"a step of {self.name} {verb} {peak:,} bytes{state}, {peak - budget:,} more than the budget of {budget:,}, in "
                       f"its {at}{more}", RuntimeWarning, stacklevel=2)
 
     @property
@@ -601,7 +601,7 @@ class Step:
                 and _with(plan, 0).held.peak + beside_plan <= self.settings.budget:
             # That peak was during the loss, which is over.
             if pending.tally is None:
-                self._warn(total, _LOSS, total, held="may have held")
+                self._warn(total, _LOSS, total, verb="may have held")
             return
         if total > self.settings.budget:
             reasons = {**others, "parameters and buffers that this call does not use": self.outside, "reserve": self.reserve}

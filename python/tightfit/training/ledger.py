@@ -136,7 +136,7 @@ class Ledger:
         """Bytes of optimizer state that are reserved and do not exist yet."""
         return max(self.reserved - sum(self.states.values()), 0)
 
-    def read(self, arguments: Iterable[Any]) -> None:
+    def find_unread(self, arguments: Iterable[Any]) -> None:
         """Notes which tensors that the running call was given its graph does not have as `arguments`."""
         known = {argument.untyped_storage()._cdata for argument in arguments if isinstance(argument, torch.Tensor)}
         given = [item for item in pytree.tree_leaves(self.given)

@@ -208,7 +208,7 @@ class _WholeStep(Step):
     def forward(self, arguments: list[Any]) -> list[Any]:
         """The whole step: empties `arguments`, updates the parameters, and returns the outputs."""
         updates = self.updates
-        self.ledger.read(arguments[index] for index in self._inputs)
+        self.ledger.find_unread(arguments[index] for index in self._inputs)
         trained = {index: arguments[index] for index in self._accumulating}
         updates.begin({self.joint.arguments[index].name: tensor for index, tensor in trained.items()})
         self.ledger.reserved = updates.state_bytes(trained.values(), self.device)

@@ -73,7 +73,7 @@ impl Slab<'_> {
         // If nothing fits for a while, the budget counts as near the smallest.
         let has_found = AtomicBool::new(false);
         let is_vain =
-            || meter.has_deadline() && meter.share() > UNTAKEN.get() && !has_found.load(Relaxed);
+            || !has_found.load(Relaxed) && meter.has_deadline() && meter.share() > UNTAKEN.get();
         let clock = || match is_done.load(Relaxed) || is_vain() {
             true => Seconds(f64::INFINITY),
             false => (given.clock)(),
@@ -124,29 +124,16 @@ impl Slab<'_> {
         let (smallest, plan) = tiered.smallest(search, stays, budget, meter);
         // If the smallest slab is too large, a faster schedule within it may have a smaller one.
         let limit = budget.max(smallest.slab);
-        let effort = match smallest.slab <= budget {
-            true => meter.round(meter.effort().work, 1.0),
-            false => meter.round(meter.effort().work, FASTER.get()),
-        };
-        let found = self.faster_moved(search, tiered, limit, smallest, &Meter::new(&effort));
+        let share = if smallest.slab <= budget { 1.0 } else { FASTER.get() };
+        let effort = meter.round(meter.effort().work, share);
+        let (mut slab, known) = (*self, Some(smallest.clone()));
+        let faster = tiered.within(search, limit, known, &mut slab, &Meter::new(&effort));
+        let found = faster.unwrap_or(smallest);
         if found.slab <= budget {
             return Ok(Schedule { budget, ..found });
         }
-        let last = tiered.within(search, budget, None, &mut self.clone(), meter);
+        let last = tiered.within(search, budget, None, &mut slab, meter);
         last.ok_or_else(|| Box::new((found, plan)))
-    }
-
-    /// The fastest schedule within a limit, beginning with a known one; none is larger.
-    fn faster_moved(
-        &self,
-        search: &Search<'_>,
-        tiered: &Tiered<'_>,
-        limit: Bytes,
-        known: Schedule,
-        meter: &Meter<'_>,
-    ) -> Schedule {
-        let faster = tiered.within(search, limit, Some(known.clone()), &mut self.clone(), meter);
-        faster.filter(|faster| faster.slab <= limit.max(known.slab)).unwrap_or(known)
     }
 
     /// The smallest slab of a schedule that moves nothing; absent if something has to move.
@@ -167,9 +154,9 @@ impl Slab<'_> {
         let tiered = Tiered { slab: *self, route };
         let stays = |search: &mut Search<'_>| self.lowest_without_moves(search, meter);
         let (smallest, _) = tiered.smallest(search, stays, Bytes::ZERO, meter);
-        let budget = smallest.slab;
-        let found = self.faster_moved(search, &tiered, budget, smallest, meter);
-        Schedule { budget, ..found }
+        let (budget, known) = (smallest.slab, Some(smallest.clone()));
+        let faster = tiered.within(search, budget, known, &mut { *self }, meter);
+        Schedule { budget, ..faster.unwrap_or(smallest) }
     }
 }
 

@@ -1,7 +1,8 @@
 //! The smallest slab, searched for in rungs, each with three times the work of the one before.
 //! Invariant: what a rung does follows from the graph, the seed and the rungs before it, not from
 //! the remaining effort or the request; so more effort passes through every schedule that less
-//! effort passes through, and the slab that is named is the size of one of them.
+//! effort passes through, and the slab that is named is the size of one of them. Under a deadline,
+//! the first bisections of a rung are limited by its time instead of its work.
 //!
 //! A rung looks for the plan with the smallest slab, and then for faster plans within that slab.
 //! These often need less than the slab, since their budget is reduced if addresses do not pack. If

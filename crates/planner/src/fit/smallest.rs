@@ -1,6 +1,6 @@
 //! The smallest slab of the budget planner. Invariant: no other planner's smallest slab is smaller,
-//! given the same effort; a search that is told what is enough takes the same path as one that is
-//! not, and ends as soon as that is reached.
+//! given the same effort; without a deadline, a search that is told what is enough takes the same
+//! path as one that is not, and ends as soon as that is reached.
 //!
 //! Three threads: the search for the smallest peak, the other planners, and addresses for the plans
 //! of those, as if each had been requested alone. When the search ends, its own lowest plans get
@@ -57,7 +57,8 @@ impl SmallestSlab<'_, '_> {
                     None => plan::lowest_of_peers(self.slab.instance, self.meter, offer),
                 }
             });
-            let beside = Aside::begin(scope, move || self.of_peers(best, offered, lowest_offered));
+            let laid_of_peers =
+                Aside::begin(scope, move || self.of_peers(best, offered, lowest_offered));
             let mut meanwhile = None;
             let peers = |search: &Search<'_>| {
                 if self.meter.has_deadline() && !peers.has_ended() {
@@ -83,7 +84,7 @@ impl SmallestSlab<'_, '_> {
                 },
             );
             let own = early.or_else(|| self.of_search(best, plans));
-            let others = beside.end().flatten().into_iter().chain(meanwhile);
+            let others = laid_of_peers.end().flatten().into_iter().chain(meanwhile);
             others.fold(own, |best, other| Some(self.better(best, other)))
         });
         best.unwrap_or_else(|| {
