@@ -88,11 +88,11 @@ def test_data_parallelism_of_two_processes_is_eagers_and_fits():
 # Rarer things that loops do, compared in this process.
 
 
-def made(*, budget=None, **options) -> nn.Module:
+def made(*, budget=None, evaluation=None, **options) -> nn.Module:
     """A model from a fixed seed, which also seeds its random numbers; compiled if there is a budget."""
     torch.manual_seed(0)
     model = loops.Net(**options)
-    return model if budget is None else tightfit.compile(model, budget=budget, deadline=0.1)
+    return model if budget is None else tightfit.compile(model, budget=budget, deadline=0.1, evaluation=evaluation)
 
 
 def loss_of(model: nn.Module, seed: int = 0) -> torch.Tensor:
@@ -334,7 +334,7 @@ def test_state_of_optimizers_counts_once_it_is_there():
 
 
 def test_gradients_that_a_call_does_not_compute_count():
-    model = made(budget="1GiB")
+    model = made(budget="1GiB", evaluation="planned")
     loss_of(model).backward()
     before = tightfit.plans(model)[-1].peak
     model.first.requires_grad_(False)

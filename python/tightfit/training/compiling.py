@@ -1,7 +1,7 @@
 """`tightfit.compile`: a model whose forward and backward pass stay within a budget of bytes, in any training loop.
 
 Invariant: the model is changed in place and stays what it was: its class, its parameters, the keys of its state. A call
-that no plan runs raises an exception: nothing silently falls back to PyTorch's own execution.
+with gradients that no plan runs raises an exception: no training step silently falls back to PyTorch's own execution.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from .admission import as_built, unsharded
 from .backend import Backend
 from .dynamo import FAILURES, NOTHING, Capturing, frame, isolated, translated, uncaptured
 from .engine import watch
+from .evaluation import Evaluation
 from .execution import Plan, Step
 from .optimizer_state import state_bytes
 from .planned import Swapped
@@ -44,6 +45,7 @@ def compile(
     addresses: bool = False,
     offload: int | str | None = None,
     planner: str = "auto",
+    evaluation: str | None = None,
 ) -> Module:
     """Makes each forward and backward pass of `model` stay within `budget` bytes, and returns the model.
 
@@ -91,6 +93,11 @@ def compile(
     the others are published rules. Of those, `"sac"` checkpoints modules, and saves operators within them, as PyTorch's
     `sac_milp` and its policy decide.
 
+    Calls without gradients (in `torch.no_grad()`, `torch.inference_mode()`, and within `generate()`) are not captured:
+    they run eagerly where the budget has room. The first of each kind of batch is counted; if it held more than was
+    left, a warning says so, and such calls are planned from then on. With `evaluation="planned"` they are from the
+    first, as they always are with `fused=True` and `addresses=True`.
+
     Raises `OptionError` if an option makes no sense and `CompileError` if the model is already compiled. Calls of the
     model raise `InfeasibleBudget` if the budget is too small, with the proof, `CompileError` if the model cannot be
     captured as one graph, `BudgetExceeded` if what the loop holds leaves too little, and `OffloadError` if the other
@@ -102,7 +109,7 @@ def compile(
     as_built(model, "tightfit.compile")
     _can_have(loss, model, differentiable_outputs, loss_memory)
     asked = settings(budget, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory, deadline=deadline,
-                     fused=fused, addresses=addresses, offload=offload, planner=planner)
+                     fused=fused, addresses=addresses, offload=offload, planner=planner, evaluation=evaluation)
     if asked.placement is Placement.ADDRESSES:
         install()
     backend = Backend(asked, model, type(model).__name__)
@@ -110,7 +117,9 @@ def compile(
         _trains(optimizer, model)
         backend.ledger.reserved = state_bytes(optimizer, model.parameters())
     compiled = torch.compile(frame(model), backend=backend.entry, dynamic=False, fullgraph=True, **isolated())
-    model._compiled_call_impl = Call(compiled, backend, None if loss is None else _with_loss(model, loss, backend))
+    model._compiled_call_impl = Call(
+        compiled, backend, None if loss is None else _with_loss(model, loss, backend),
+        None if asked.plans_evaluation else _Eager(backend, loss))
     _Watch.over(model, backend)
     watch(model)
     return model
@@ -234,13 +243,18 @@ def info(step: Step, plan: Plan, budget: int | None) -> PlanInfo:
 class Call:
     """A call of a compiled model."""
 
-    def __init__(self, compiled: Any, backend: Backend, with_loss: Any = None) -> None:
+    def __init__(self, compiled: Any, backend: Backend, with_loss: Any = None, eager: _Eager | None = None) -> None:
         self.compiled = compiled
         self.backend = backend
         self.with_loss = with_loss
+        self.eager = eager
         self.options = Capturing()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.eager is not None and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            has_run, result = self.eager(args, kwargs)
+            if has_run:
+                return result
         before = self.backend.calls
         self.backend.ledger.given = args, kwargs
         try:
@@ -266,6 +280,23 @@ class Call:
             raise CompileError("PyTorch ran this call without the plan; the result was thrown away. Call the model itself, "
                                "outside of torch.compile and of torch.compiler.disable")
         return result
+
+
+class _Eager:
+    """Calls without gradients, as PyTorch runs them."""
+
+    def __init__(self, backend: Backend, loss: Callable[[Any, Any], Any] | None) -> None:
+        self.backend = backend
+        self.loss = loss
+        self.evaluation = Evaluation(backend)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
+        """Runs a call unless it has to be planned; returns whether it ran, and its result."""
+        model, loss = self.backend.model, self.loss
+        if loss is None or "targets" not in kwargs:
+            return self.evaluation.run(lambda: model._call_impl(*args, **kwargs), (args, kwargs))
+        rest = {name: given for name, given in kwargs.items() if name != "targets"}
+        return self.evaluation.run(lambda: loss(model._call_impl(*args, **rest), kwargs["targets"]), (args, kwargs))
 
 
 class _Watch:

@@ -49,6 +49,8 @@ class Settings:
     loss_memory: int | None = None
     placement: Placement | Offload = Placement.ALLOCATOR
     planner: str = "auto"
+    # Whether calls without gradients have plans, too, and do not run eagerly where there is room.
+    plans_evaluation: bool = False
 
 
 def differentiated(joint: Any) -> int:
@@ -59,7 +61,7 @@ def differentiated(joint: Any) -> int:
 
 def settings(budget: Any, *, differentiable_outputs: bool = False, loss_memory: Any = None,
              deadline: Any = 1.0, fused: Any = False, addresses: Any = False, offload: Any = None,
-             planner: Any = "auto") -> Settings:
+             planner: Any = "auto", evaluation: Any = None) -> Settings:
     """Settings from the user's arguments. Raises `OptionError`."""
     flag(differentiable_outputs, "differentiable_outputs")
     placement = _placement(flag(fused, "fused"), flag(addresses, "addresses"), offload)
@@ -67,7 +69,8 @@ def settings(budget: Any, *, differentiable_outputs: bool = False, loss_memory: 
     if isinstance(placement, Offload) and known != "auto":
         raise OptionError(f"planner={planner!r} moves nothing, so it does not go with offload={offload!r}; give one of them")
     memory = None if loss_memory is None else size(loss_memory, "loss_memory")
-    return Settings(budget_bytes(budget), seconds(deadline), differentiable_outputs, memory, placement, known)
+    return Settings(budget_bytes(budget), seconds(deadline), differentiable_outputs, memory, placement, known,
+                    _plans_evaluation(evaluation, placement))
 
 
 def _placement(fused: bool, addresses: bool, offload: Any) -> Placement | Offload:
@@ -81,6 +84,21 @@ def _placement(fused: bool, addresses: bool, offload: Any) -> Placement | Offloa
     if offload is not None:
         return Offload(size(offload, "offload"))
     return Placement.INDUCTOR if fused else Placement.ADDRESSES if addresses else Placement.ALLOCATOR
+
+
+def _plans_evaluation(given: Any, placement: Placement | Offload) -> bool:
+    """Whether calls without gradients are planned. What has addresses or Inductor's code cannot run eagerly."""
+    needs_plans = placement in (Placement.ADDRESSES, Placement.INDUCTOR)
+    if given is None:
+        return needs_plans
+    if given not in ("eager", "planned"):
+        raise OptionError(f"evaluation={given!r} is neither \"eager\", for calls without gradients that run as PyTorch runs them "
+                          "where the budget has room, nor \"planned\"")
+    if given == "eager" and needs_plans:
+        name = "fused" if placement is Placement.INDUCTOR else "addresses"
+        raise OptionError(f"with {name}=True calls without gradients have plans, too, so evaluation=\"eager\" does not go with it; "
+                          "give one of them")
+    return given == "planned"
 
 
 def planner_named(given: Any) -> str:
