@@ -166,6 +166,16 @@ def test_evaluation_may_be_planned_from_the_first_call():
     assert not plan.trains
 
 
+def test_planned_evaluation_takes_batches_of_any_size():
+    model, compiled = nets("64MiB", evaluation="planned")
+    model.eval(), compiled.eval()
+    with torch.no_grad():
+        for rows in (8, 7, 5, 6, 1, 8):
+            inputs = torch.randn(rows, WIDTH)
+            assert torch.equal(compiled(inputs), model(inputs))
+    assert len(tightfit.plans(compiled)) <= 4
+
+
 def test_what_evaluation_cannot_be_is_refused():
     with pytest.raises(tightfit.OptionError, match="neither \"eager\""):
         tightfit.compile(Net(), "64MiB", evaluation="fast")

@@ -41,15 +41,17 @@ def by_name(**options) -> nn.Module:
     return torch.compile(Net(), backend="tightfit", options={"budget": "1MiB"}, fullgraph=True, **options)
 
 
-def test_symbolic_sizes_are_refused_and_static_ones_run():
-    compiled = by_name(dynamic=True)
-    with pytest.raises(Exception, match="dynamic=False") as refused:
-        compiled(torch.randn(8, 16))
-    assert isinstance(getattr(refused.value, "inner_exception", refused.value), tightfit.CompileError)
-    torch._dynamo.reset()
-    compiled = by_name(dynamic=False)
-    for rows in (8, 12, 20):
-        compiled(torch.randn(rows, 16)).backward()
+@pytest.mark.parametrize("dynamic", [True, False, None])
+def test_symbolic_sizes_run_like_static_ones(dynamic):
+    compiled = by_name(dynamic=dynamic)
+    for rows in (8, 12, 20, 1):
+        inputs = torch.randn(rows, 16, requires_grad=True)
+        gradients = []
+        for model in (compiled, compiled._orig_mod):
+            inputs.grad = None
+            model(inputs).backward()
+            gradients.append(inputs.grad)
+        assert torch.equal(*gradients)
 
 
 @pytest.mark.parametrize("function", [tightfit.plan, tightfit.explain])

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from .errors import ExportError
+from .extents import Extent
 
 FORMAT = "tightfit-graph/1"
 
@@ -60,7 +61,7 @@ def encode(argument: Any) -> Any:
     if argument is None or isinstance(argument, (bool, str)):
         return argument
     if isinstance(argument, int):
-        return int(argument)
+        return argument if isinstance(argument, Extent) else int(argument)
     if isinstance(argument, float):
         if math.isnan(argument):
             return "nan"

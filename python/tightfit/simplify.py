@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from .capture import MODULE, PHASE, Capture
+from .extents import alike, is_contiguous
 
 aten = torch.ops.aten
 
@@ -64,7 +65,8 @@ def _seed_backward(captured: Capture) -> None:
 
 def _same(node: fx.Node, source: fx.Node) -> bool:
     a, b = node.meta["val"], source.meta["val"]
-    return a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride() and a.device == b.device
+    is_same = a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride() and a.device == b.device
+    return is_same and alike(node, source)
 
 
 def equivalent(node: fx.Node) -> fx.Node | None:
@@ -110,7 +112,7 @@ def shorten(node: fx.Node) -> None:
     base = source.args[0]
     if node.target is aten.permute.default:
         node.args = (base, _composed(source, node))
-    elif node.target is aten.view.default and base.meta["val"].is_contiguous():
+    elif node.target is aten.view.default and is_contiguous(base):
         node.args = (base, node.args[1])
 
 

@@ -6,6 +6,7 @@ planner makes the partition, and the plan's functions are what runs.
 
 from __future__ import annotations
 
+import functools
 import re
 import warnings
 import weakref
@@ -27,6 +28,7 @@ from .ledger import Ledger
 from .masks import leave_out
 from .normalization import captured
 from .settings import Placement, Settings, device_of
+from .varying import Varying, is_symbolic
 
 
 # Number of captures of batches of the same shapes after which a warning is given: training, evaluation, no gradients,
@@ -35,8 +37,8 @@ _OFTEN = 8
 
 
 class Backend:
-    """Makes a step of each graph that Dynamo captures of a model, and owns them all: the objects that Dynamo and
-    AOTAutograd keep until they are reset refer to the backend and its steps weakly.
+    """Makes a step of each graph that Dynamo captures of a model, or one for each set of sizes, and owns them all: the
+    objects that Dynamo and AOTAutograd keep until they are reset refer to the backend and its steps weakly.
 
     `model` is given if known: its tensors that a graph does not use count too. `step` constructs the steps.
     """
@@ -48,7 +50,7 @@ class Backend:
         self.ledger = ledger = Ledger()
         # A weak reference, since the model refers to its backend and has to die when the user releases it.
         self._model = None if model is None else weakref.ref(model, lambda _: ledger.forget())
-        self.steps: list[Step] = []
+        self.runs: list[Step | Varying] = []
         self.kinds: Counter[Any] = Counter()
 
     @property
@@ -59,10 +61,10 @@ class Backend:
 
     def __call__(self, module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
         """Compiles one graph, as `torch.compile` requires of a backend."""
-        if any(_is_symbolic(example) for example in examples):
-            raise CompileError("torch.compile made a size of the batch symbolic, and a plan is for one shape; give "
-                               "dynamic=False to torch.compile, call torch._dynamo.reset() if the model was compiled without "
-                               "it before, and mark no dimension as dynamic")
+        if self.settings.placement is Placement.INDUCTOR and any(map(is_symbolic, examples)):
+            raise CompileError("torch.compile made a size of the batch symbolic, and with fused=True a plan is for one shape; "
+                               "give dynamic=False to torch.compile, call torch._dynamo.reset() if the model was compiled "
+                               "without it before, and mark no dimension as dynamic")
         admit(module)
         leave_out(module)
         if self.model is not None:
@@ -91,7 +93,7 @@ class Backend:
 
     def _count(self, examples: Sequence[Any]) -> None:
         """Warns if one kind of batch is captured again and again."""
-        kind = tuple((example.shape, example.dtype, example.requires_grad) for example in examples
+        kind = tuple((str(example.shape), example.dtype, example.requires_grad) for example in examples
                      if isinstance(example, torch.Tensor))
         self.kinds[kind] += 1
         if self.kinds[kind] == _OFTEN:
@@ -107,9 +109,14 @@ class Backend:
         return None if self._model is None else self._model()
 
     @property
+    def steps(self) -> list[Step]:
+        """The steps of all graphs, one for each set of sizes."""
+        return [step for run in self.runs for step in (run.steps.values() if isinstance(run, Varying) else [run])]
+
+    @property
     def calls(self) -> int:
         """Number of forward passes that its steps have run."""
-        return sum(step.calls for step in self.steps)
+        return sum(run.calls for run in self.runs)
 
 
 class _Compilation:
@@ -118,22 +125,22 @@ class _Compilation:
     def __init__(self, backend: Backend, arguments: list[Argument], device: torch.device, outside: int,
                  outside_parameters: Sequence[Any]) -> None:
         self._backend = weakref.ref(backend)
-        self._step: weakref.ref[Step] | None = None
+        self._run: weakref.ref[Step | Varying] | None = None
         self.arguments = arguments
         self.device = device
         self.outside = outside
         self.outside_parameters = outside_parameters
 
     @property
-    def step(self) -> Step:
-        """The step that the graph became."""
-        return self._step()
+    def run(self) -> Step | Varying:
+        """What runs the graph: a step, or one for each set of sizes."""
+        return self._run()
 
     def partition(self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int,
                   **_: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         """The forward and the backward pass as AOTAutograd sees them: one token passes between them."""
         self._made(joint, num_fwd_outputs)
-        return _stand_ins(self.step.joint)
+        return _stand_ins(self.run.joint)
 
     def forward(self, module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         """The function that runs the forward pass."""
@@ -141,25 +148,31 @@ class _Compilation:
         metadata = TracingContext.get().fw_metadata
         if metadata is not None:
             metadata.bw_donated_idxs = []
-        return _boxed(self.step.forward)
+        return _boxed(self.run.forward)
 
     def backward(self, module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         """The function that runs the backward pass."""
-        return _boxed(self.step.backward)
+        return _boxed(self.run.backward)
 
     def inference(self, module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         """The function that runs a graph in which nothing is differentiated."""
         [output] = module.graph.find_nodes(op="output")
         self._made(module, len(output.args[0]))
-        return _boxed(self.step.forward)
+        return _boxed(self.run.forward)
 
     def _made(self, module: fx.GraphModule, outputs: int) -> None:
         backend = self._backend()
-        joint = Joint.of(module, self.arguments, outputs)
-        step = backend.step(joint, backend.settings, backend.ledger, self.device, backend.name, self.outside,
-                            self.outside_parameters)
-        backend.steps.append(step)
-        self._step = weakref.ref(step)
+        step = functools.partial(backend.step, settings=backend.settings, ledger=backend.ledger, device=self.device, name=backend.name,
+                                 outside=self.outside, outside_parameters=self.outside_parameters)
+        varies = any(is_symbolic(node.meta.get("val")) for node in module.graph.find_nodes(op="placeholder"))
+        run = self._varying(module, outputs, step) if varies else step(Joint.of(module, self.arguments, outputs))
+        backend.runs.append(run)
+        self._run = weakref.ref(run)
+
+    def _varying(self, module: fx.GraphModule, outputs: int, step: Callable[[Joint], Step]) -> Varying:
+        # Planned addresses are those of one set of sizes.
+        is_shared = self._backend().settings.placement is not Placement.ADDRESSES
+        return Varying(module, self.arguments, outputs, step, is_shared=is_shared)
 
 
 def _boxed(method: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
@@ -170,11 +183,6 @@ def _boxed(method: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], li
 
     boxed._boxed_call = True
     return boxed
-
-
-def _is_symbolic(example: Any) -> bool:
-    sizes = example.shape if isinstance(example, torch.Tensor) else [example]
-    return any(isinstance(size, torch.SymInt) for size in sizes)
 
 
 def _argument(node: fx.Node, example: Any) -> Argument:

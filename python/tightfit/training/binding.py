@@ -61,7 +61,7 @@ def candidates(overload: torch._ops.OpOverload, args: Sequence[Any]) -> list[Way
     found = []
     is_method = isinstance(getattr(torch.Tensor, name, None), type(torch.Tensor.view))
     if args and isinstance(args[0], torch.Tensor) and is_method:
-        if len(args) > 1 and isinstance(args[1], list) and args[1] and all(type(one) is int for one in args[1]):
+        if len(args) > 1 and isinstance(args[1], list) and args[1] and all(isinstance(one, int) and not isinstance(one, bool) for one in args[1]):
             if len(args) == 2:
                 found.append(Way(method=name, lists="spread"))
             elif len(args[1]) == 1:

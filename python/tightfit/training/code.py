@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from .. import calls
+from .. import calls, extents
 from ..errors import ExportError
 from .binding import Way, quickest
 from .inplace import overwriting
@@ -47,16 +47,29 @@ class Code:
     residents: tuple[tuple[int, bool, bool], ...] = ()
 
 
+@dataclass(frozen=True)
+class Sized:
+    """The extents of a graph whose sizes vary: the positions of the arguments that are sizes, and by name the calls
+    whose integers follow from them."""
+
+    arguments: tuple[int, ...] = ()
+    calls: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+UNSIZED = Sized()
+
+
 def generate(document: Mapping[str, Any], constants: Mapping[str, torch.Tensor], outputs: list[Any],
              update: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None, *,
              transfers: Transfers | None = None, leave: Callable[[torch.Tensor], Any] | None = None,
-             resident: Callable[[torch.Tensor, bool], Any] | None = None, keeps: bool = False) -> Code:
+             resident: Callable[[torch.Tensor, bool], Any] | None = None, keeps: bool = False,
+             varying: Sized = UNSIZED) -> Code:
     """The functions of a planned graph. `outputs` are the forward pass's results: `None` stands for a tensor of the
     graph, and everything else for itself. `update` updates a parameter by its gradient and returns it, if that is part
     of the graph. `transfers` are the plan's moves, `leave` begins to move a tensor to the tier, and `resident` returns
     the object that moves a parameter or its state; if the backward pass `keeps` what it starts from, it leaves away
-    what it found away."""
-    return _Generator(document, constants, outputs, update, transfers, leave, resident, keeps).run()
+    what it found away. `varying` are the graph's extents."""
+    return _Generator(document, constants, outputs, update, transfers, leave, resident, keeps, varying).run()
 
 
 class _Generator:
@@ -65,7 +78,9 @@ class _Generator:
     def __init__(self, document: Mapping[str, Any], constants: Mapping[str, torch.Tensor], outputs: list[Any],
                  update: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
                  transfers: Transfers | None = None, leave: Callable[[torch.Tensor], Any] | None = None,
-                 resident: Callable[[torch.Tensor, bool], Any] | None = None, keeps: bool = False) -> None:
+                 resident: Callable[[torch.Tensor, bool], Any] | None = None, keeps: bool = False,
+                 varying: Sized = UNSIZED) -> None:
+        self.varying = varying
         self.update = update
         self.transfers = Transfers(document, []) if transfers is None else transfers
         self.keeps = keeps
@@ -107,6 +122,7 @@ class _Generator:
         saved = [_variable(value) for value in sorted(needed & (made | set(self.arguments.values())))]
         states = [_state(node) for node in early if node["name"] in self._draws_again(late)]
         states += [_away(copy) for copy in sorted(self.transfers.kept)]
+        states += map(extents.name, self.varying.arguments)
 
         stored = {value["id"]: value["storage"] for node in nodes for value in node["outputs"] if value is not None}
         own = {value["storage"] for node in early for value in node["outputs"]
@@ -149,6 +165,7 @@ class _Generator:
             owner = _variable(self.arguments[role.index])
             lines.append(f"{_away(copy)} = resident({owner}, {role.kind is Kind.STATE})")
         lines += [f"{_away(copy)}.leave()" for copy in sorted(self.transfers.copied)]
+        lines += [f"{extents.name(index)} = arguments[{index}]" for index in self.varying.arguments]
         lines.append("arguments.clear()")
         lines += self._constants(used)
         lines += self._body(early, kept)
@@ -259,7 +276,7 @@ class _Generator:
         return self._constant(torch.device(node.get("kwargs", {}).get("device", "cpu")))
 
     def _called(self, node: Mapping[str, Any]) -> str:
-        args, kwargs = calls.arguments(node, _Named)
+        args, kwargs = calls.arguments(extents.restored(node, self.varying.calls), _Named)
         overload, args, kwargs = self._overload(node, args, kwargs)
         way = self._quickest(overload, args, kwargs)
         parts = [self._argument(item) for item in way.given(args)]
@@ -313,7 +330,7 @@ class _Generator:
         if isinstance(item, _Named):
             value = self.described[item.value]
             return torch.empty(value["shape"], dtype=calls.TORCH_DTYPES[value["dtype"]], device="meta")
-        return item
+        return int(item) if isinstance(item, extents.Extent) else item
 
     def _argument(self, item: Any) -> str:
         if isinstance(item, _Named):

@@ -25,6 +25,7 @@ from .dynamo import FAILURES, NOTHING, Capturing, frame, isolated, translated, u
 from .engine import watch
 from .evaluation import Evaluation
 from .execution import Plan, Step
+from .marking import Marking
 from .optimizer_state import state_bytes
 from .planned import Swapped
 from .settings import Placement, settings
@@ -116,7 +117,7 @@ def compile(
     if optimizer is not None:
         _trains(optimizer, model)
         backend.ledger.reserved = state_bytes(optimizer, model.parameters())
-    compiled = torch.compile(frame(model), backend=backend.entry, dynamic=False, fullgraph=True, **isolated())
+    compiled = torch.compile(frame(model), backend=backend.entry, fullgraph=True, **isolated())
     model._compiled_call_impl = Call(
         compiled, backend, None if loss is None else _with_loss(model, loss, backend),
         None if asked.plans_evaluation else _Eager(backend, loss))
@@ -161,7 +162,7 @@ class _WithLoss(nn.Module):
 def _with_loss(model: nn.Module, loss: Callable[[Any, Any], Any], backend: Backend) -> Any:
     """The function that runs a model with its loss by plans of the same backend."""
     whole = _WithLoss(model, loss)
-    whole.compile(backend=backend.entry, dynamic=False, fullgraph=True, **isolated())
+    whole.compile(backend=backend.entry, fullgraph=True, **isolated())
     return whole._compiled_call_impl
 
 
@@ -248,6 +249,7 @@ class Call:
         self.backend = backend
         self.with_loss = with_loss
         self.eager = eager
+        self.marking = Marking(is_on=backend.settings.placement not in (Placement.INDUCTOR, Placement.ADDRESSES))
         self.options = Capturing()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -259,12 +261,7 @@ class Call:
         self.backend.ledger.given = args, kwargs
         try:
             with self.options:
-                if self.with_loss is not None and "targets" in kwargs:
-                    targets = kwargs["targets"]
-                    rest = {name: given for name, given in kwargs.items() if name != "targets"}
-                    result = self.with_loss(targets, args, rest)
-                else:
-                    result = self.compiled(*args, **kwargs)
+                result = self._captured(args, kwargs)
         except FAILURES as error:
             if (model := self.backend.model) is not None:
                 unsharded(model, "tightfit.compile")
@@ -280,6 +277,25 @@ class Call:
             raise CompileError("PyTorch ran this call without the plan; the result was thrown away. Call the model itself, "
                                "outside of torch.compile and of torch.compiler.disable")
         return result
+
+    def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a call by its plan; a graph is captured if there is none for it."""
+        with self.marking.marked((args, kwargs)) as is_marked:
+            try:
+                return self._run(args, kwargs)
+            except FAILURES:
+                if not is_marked:
+                    raise
+        result = self._run(args, kwargs)
+        # So it can be captured, but only for each shape.
+        self.marking.is_on = False
+        return result
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.with_loss is None or "targets" not in kwargs:
+            return self.compiled(*args, **kwargs)
+        rest = {name: given for name, given in kwargs.items() if name != "targets"}
+        return self.with_loss(kwargs["targets"], args, rest)
 
 
 class _Eager:

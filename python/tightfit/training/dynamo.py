@@ -1,7 +1,7 @@
 """The settings for Dynamo, and the translation of its errors.
 
-Invariant: a model is captured as one graph with fixed shapes, or an exception says why not; Dynamo's own settings are
-afterwards what they were before.
+Invariant: a model is captured as one graph, with fixed shapes except for what is marked, or an exception says why not;
+Dynamo's own settings are afterwards what they were before.
 """
 
 from __future__ import annotations
@@ -85,6 +85,7 @@ class Capturing:
         loggers = [getattr(logging.Logger, name) for name in _LOGGING if hasattr(logging.Logger, name)]
         self.settings = torch._dynamo.config.patch(
             recompile_limit=_SHAPES, accumulated_recompile_limit=4 * _SHAPES, optimize_ddp=False,
+            assume_static_by_default=True, automatic_dynamic_shapes=False,
             ignore_logging_functions=_Ignored([*loggers, *torch._dynamo.config.ignore_logging_functions]),
             **_LOOKS_AGAIN,
         )

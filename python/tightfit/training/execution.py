@@ -18,14 +18,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from .. import extents
 from ..errors import BudgetExceeded, CompileError, InfeasibleBudget
 from .addresses import Course, Slab, slab_of, too_large
 from .away import Away
-from .code import Code
+from .code import Code, Sized
 from .costs import costed, libraries
 from .counting import Count, Tally
 from .engine import waiting
-from .joint import Joint, document, is_tensor
+from .joint import Joint, alike_only, document, is_tensor
 from .ledger import Ledger, Pending
 from .loss import Loss
 from .planned import Below, Held, apart, code, graph_peak, held, with_loss
@@ -101,6 +102,8 @@ class Step:
         # Whether the caller held the outputs during the last backward pass.
         self.holds_outputs: bool | None = None
         self.refused: dict[str, str] = {}
+        # The calls of its graph whose integers follow from sizes.
+        self._extents: Mapping[str, Mapping[str, Any]] = {}
         # The most bytes that an operator held while it was measured for a plan that is being made; whether this and what
         # was there exceeded the budget once.
         self.measuring = 0
@@ -153,7 +156,8 @@ class Step:
             Count.abandon()
             raise
         versions = {index: tensor._version for index, tensor in given.items()}
-        pending = Pending(self, plan, saved, parameters, idle, given, versions, awaits, known=known)
+        pending = Pending(self, plan, saved, parameters, idle, given, versions, awaits, known=known,
+                          share=self._share(outputs))
         if tally is not None:
             self._counted_forward(pending, tally)
         if self.slab is not None:
@@ -234,6 +238,14 @@ class Step:
 
     # Counting.
 
+    def _share(self, outputs: Sequence[Any]) -> float:
+        """The elements of a call's outputs, as a share of those in the graph, whose sizes may be larger."""
+        if not self.joint.sizes:
+            return 1.0
+        here = sum(output.numel() for output in outputs if isinstance(output, torch.Tensor))
+        most = sum(output.meta["val"].numel() for output in self.joint.outputs if is_tensor(output))
+        return min(here / most, 1.0) if here else 1.0
+
     def _tally(self, arguments: Sequence[Any]) -> Tally | None:
         """Begins to count a step with these arguments, if possible."""
         if (count := Count.begin(self.device)) is None:
@@ -271,7 +283,7 @@ class Step:
             loss = sections[0] if tally.before is None else tally.before.then(sections[0])
             tally.sections += [loss, sections[1]]
             assumed = self.loss.memory.kept
-            self.loss.counted(tally, loss)
+            self.loss.counted(tally, loss, pending.share)
             self._know_loss()
             peak, at = tally.peak()
             # What a loss keeps is also held during the backward pass.
@@ -398,11 +410,14 @@ class Step:
             self.slab.make_room()
         # What lies in the tier below another device cannot be used for measuring.
         given = () if self.resident is not None and self.device.type == "cuda" else arguments
-        found = costed(self._graph(accumulated, holds, arguments), self.device, given)
+        graph = self._graph(accumulated, holds, arguments)
+        self._extents = extents.found(graph)
+        found = costed(graph, self.device, given)
         self._unmeasured(found.refused)
         self.measuring = max(self.measuring, found.most)
         below = None if self.tier is None else Below(self.tier.size, *self.tier.rates)
-        return found.document, functools.partial(held, found.document, below=below, with_residents=self.resident is not None,
+        planned = found.document if not self.joint.sizes else alike_only(found.document, self.joint)
+        return planned, functools.partial(held, planned, below=below, with_residents=self.resident is not None,
                                                  planner=self.settings.planner)
 
     def _unmeasured(self, refused: dict[str, str]) -> None:
@@ -435,7 +450,8 @@ class Step:
         constants = {str(node.target): getattr(self.joint.module, str(node.target))
                      for node in self.joint.module.graph.find_nodes(op="get_attr")}
         leave = None if self.tier is None else functools.partial(Away, self.tier)
-        return code(plan, constants, outputs, self.update, leave, self.resident, keeps=keeps)
+        return code(plan, constants, outputs, self.update, leave, self.resident, keeps=keeps,
+                    varying=Sized(self.joint.sizes, self._extents))
 
     def _apart(self, plan: Plan) -> Plan:
         """The same plan with nothing overwritten: the next backward pass finds what this one found."""

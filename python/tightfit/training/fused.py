@@ -145,7 +145,7 @@ class _Partitioner(CustomPartitionerFn):
         FakeTensorProp(gm, detect_fake_mode(given)).propagate_dont_convert_inputs(*given)
         joint = Joint.of(gm, self.arguments, num_fwd_outputs)
         self.step = step = FusedStep(joint, backend.settings, backend.ledger, self.device, backend.name, *self.outside)
-        backend.steps.append(step)
+        backend.runs.append(step)
         plan = step.plan(frozenset(), step._others(None, [], []), ())
         more: dict[str, Any] = {}
         if "static_lifetime_input_nodes" in inspect.signature(partitioners._extract_fwd_bwd_modules).parameters:
@@ -166,7 +166,7 @@ class _Partitioner(CustomPartitionerFn):
             made.current_callable = lambda arguments: step.run_forward(run, arguments)
         else:
             inference = _Inference()
-            self.backend.steps.append(inference)
+            self.backend.runs.append(inference)
 
             def counted(arguments: list[Any]) -> Any:
                 inference.calls += 1

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
 from ..errors import CompileError, ExportError
+from ..extents import VARYING, laid_out_alike
 from ..graph import GraphBuilder, ValueId, producer
 from ..nodes import draws, is_call, tensors
 from ..simplify import equivalent, shorten
@@ -74,21 +75,30 @@ class Joint:
     tangents: tuple[fx.Node, ...]
     outputs: tuple[Any, ...]
     gradients: tuple[fx.Node | None, ...]
+    # The positions of the arguments that are sizes, if it also runs smaller ones (`extents.py`).
+    sizes: tuple[int, ...] = ()
 
     @staticmethod
-    def of(module: fx.GraphModule, arguments: Sequence[Argument], outputs: int) -> Joint:
-        """The joint graph of a partitioner's arguments; `outputs` is the forward pass's number of results."""
+    def of(module: fx.GraphModule, arguments: Sequence[Argument], outputs: int, sizes: tuple[int, ...] = ()) -> Joint:
+        """The joint graph of a partitioner's arguments, simplified; `outputs` is the forward pass's number of
+        results."""
+        found = Joint.captured(module, arguments, outputs)
+        _known(module, dict(zip(found.primals, arguments, strict=True)))
+        _simplify(module, outputs)
+        _dropout_as_eager(module.graph)
+        _forward_first(module.graph, found.tangents)
+        _keep_old_versions(module.graph)
+        return replace(Joint.captured(module, arguments, outputs), sizes=sizes)
+
+    @staticmethod
+    def captured(module: fx.GraphModule, arguments: Sequence[Argument], outputs: int) -> Joint:
+        """The same as it was captured."""
         placeholders = module.graph.find_nodes(op="placeholder")
         tangents = tuple(node for node in placeholders if "tangents" in str(node.target))
         primals = tuple(node for node in placeholders if node not in tangents)
         if len(primals) != len(arguments):
             raise ExportError(f"the captured graph has {len(primals)} inputs where the model was given {len(arguments)}; "
                               "tensor subclasses and side effects such as prints are not supported: take them out")
-        _known(module, dict(zip(primals, arguments, strict=True)))
-        _simplify(module, outputs)
-        _dropout_as_eager(module.graph)
-        _forward_first(module.graph, tangents)
-        _keep_old_versions(module.graph)
         [output] = module.graph.find_nodes(op="output")
         results = list(output.args[0])
         gradients = results[outputs:] or [None] * len(primals)
@@ -420,6 +430,28 @@ def _due(joint: Joint, updates: Mapping[int, Update]) -> dict[fx.Node, list[int]
     for index, node in last.items():
         due.setdefault(node, []).append(index)
     return due
+
+
+def alike_only(planned: Mapping[str, Any], joint: Joint) -> dict[str, Any]:
+    """The graph, where calls overwrite only what has their result's shape and strides at all sizes."""
+    varying = {node.name: node.meta.get(VARYING) for node in joint.module.graph.nodes}
+    made = {output["id"]: (node["name"], index) for node in planned["nodes"]
+            for index, output in enumerate(node["outputs"]) if output is not None}
+
+    def value(name: str, index: int) -> Any:
+        found = varying.get(name)
+        return found[index] if isinstance(found, (tuple, list)) else found
+
+    def is_alike(result: Any, source: Any) -> bool:
+        return isinstance(result, torch.Tensor) and isinstance(source, torch.Tensor) and laid_out_alike(result, source)
+
+    nodes = []
+    for node in planned["nodes"]:
+        if "overwrites" in node:
+            kept = [source for source in node["overwrites"] if is_alike(value(node["name"], 0), value(*made[source]))]
+            node = {key: item for key, item in node.items() if key != "overwrites"} | ({"overwrites": kept} if kept else {})
+        nodes.append(node)
+    return {**planned, "nodes": nodes}
 
 
 def _storage(tensor: torch.Tensor) -> int:

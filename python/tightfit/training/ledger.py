@@ -47,6 +47,8 @@ class Pending:
     outputs: list[tuple[StorageWeakRef, int]] = field(default_factory=list)
     # The count of its step, if it is counted.
     tally: Tally | None = None
+    # Its outputs' elements, as a share of those that its step's graph has.
+    share: float = 1.0
     # The storages of the loss whose backward pass runs, with their bytes.
     losses: list[tuple[StorageWeakRef, int]] = field(default_factory=list)
 

@@ -76,23 +76,27 @@ class Loss:
     def before_backward(self, pending: Pending, surveyed: Surveyed) -> None:
         """Called when the loss has been computed, with what its autograd graph holds."""
         held, tally = surveyed.held, pending.tally
+        # At the sizes of the step's graph.
+        grown = int(held / pending.share)
         if tally is not None and tally.count.is_running and not is_in_backward():
             tally.before, tally.surveyed = tally.count.cut(), held
             tally.targets = min(max(held - tally.before.net - pending.released(), 0), surveyed.given)
-        elif held > self._surveyed + _SMALL and (self._counted is not None or self._tries >= _TRIES):
+        elif grown > self._surveyed + _SMALL and (self._counted is not None or self._tries >= _TRIES):
             # This is not the loss that was counted. The next step is counted; until then, the loss's backward pass is
             # assumed to take as much again.
-            self._surveyed = int(held * _GROWTH)
+            self._surveyed = int(grown * _GROWTH)
             memory = self.memory
             self._counted = LossMemory(max(memory.between, 2 * self._surveyed), memory.kept)
             self._is_stale = True
 
-    def counted(self, tally: Tally, section: Counted) -> None:
-        """Called with the count from the end of the forward pass to the beginning of the model's backward pass."""
+    def counted(self, tally: Tally, section: Counted, share: float) -> None:
+        """Called with the count from the end of the forward pass to the beginning of the model's backward pass, of a
+        call whose outputs are this share of the graph's."""
+        gradients = int(self.gradients * share)
         # Outputs that were freed in between do not make the loss smaller.
-        kept = max(section.net + tally.released + tally.targets - self.gradients, 0)
-        between = max(section.peak + tally.targets - self.gradients - kept, 0)
-        self._learn(between, kept, tally.surveyed)
+        kept = max(section.net + tally.released + tally.targets - gradients, 0)
+        between = max(section.peak + tally.targets - gradients - kept, 0)
+        self._learn(*(int(size / share) for size in (between, kept, tally.surveyed)))
 
     def _learn(self, between: int, kept: int, surveyed: int) -> None:
         found = LossMemory(*(size if size > _SMALL else 0 for size in (between, kept)))

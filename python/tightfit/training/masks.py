@@ -1,8 +1,8 @@
 """Causal masks that transformers builds when it is traced, and leaves out otherwise.
 
-Invariant: a call of attention loses its mask only if transformers made the mask from constants, and the computed mask
-is the causal one. The call is then the one that transformers makes in eager mode: without a mask, `is_causal`, and with
-keys and values whose heads are not repeated.
+Invariant: a call of attention loses its mask only if transformers made the mask from constants and sizes, and the
+computed mask is the causal one, at several sizes if they vary. The call is then the one that transformers makes in eager
+mode: without a mask, `is_causal`, and with keys and values whose heads are not repeated.
 
 transformers.masking_utils leaves a mask out if it is just causal, which it decides by its values; when it is traced it
 cannot, so it builds one. With a mask, PyTorch uses another kernel, slower and larger than FlashAttention, with other
@@ -14,7 +14,7 @@ from __future__ import annotations
 import operator
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -108,12 +108,22 @@ def _is_causal(mask: fx.Node) -> bool:
             sources = _sources(mask)
             if sources is None or any(_is_kept(node, mask) for node in sources):
                 return False
-            value = _value(sources)
+            sizes = {node: node.meta["example_value"].node.hint for node in sources if node.op == "placeholder"}
+            values = [_value(sources, dict(zip(sizes, given, strict=True))) for given in _tried(list(sizes.values()))]
         except Exception:  # noqa: BLE001: e.g. calls under vmap do not run on their own
             return False
         is_drawn = not torch.equal(torch.get_rng_state(), before)
-        triangle = torch.ones(value.shape[-2:], dtype=torch.bool).tril()
-        return not is_drawn and value.dtype == torch.bool and bool((value == triangle).all())
+        return not is_drawn and all(map(_is_triangle, values))
+
+
+def _is_triangle(value: torch.Tensor) -> bool:
+    triangle = torch.ones(value.shape[-2:], dtype=torch.bool).tril()
+    return value.dtype == torch.bool and bool((value == triangle).all())
+
+
+def _tried(sizes: list[int]) -> list[list[int]]:
+    """Sizes at which a mask is computed: those of the capture, small ones, and larger ones if they vary."""
+    return [sizes, [2] * len(sizes), [3] * len(sizes), [size + 1 for size in sizes]] if sizes else [sizes]
 
 
 def _is_kept(node: fx.Node, mask: fx.Node) -> bool:
@@ -136,10 +146,12 @@ def _trace(node: fx.Node) -> str:
     return node.meta.get("stack_trace") or ""
 
 
-def _value(sources: Sequence[fx.Node]) -> torch.Tensor:
-    """The result of the last of these calls."""
-    found: dict[fx.Node, Any] = {}
+def _value(sources: Sequence[fx.Node], sizes: Mapping[fx.Node, int]) -> torch.Tensor:
+    """The result of the last of these calls, at these sizes."""
+    found: dict[fx.Node, Any] = dict(sizes)
     for node in sources:
+        if node in sizes:
+            continue
         args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), found.__getitem__)
         args, kwargs = fx.node.map_aggregate((args, kwargs), _on_processor)
         call = node.target if node.op == "call_function" else getattr(args[0], node.target)
@@ -148,7 +160,8 @@ def _value(sources: Sequence[fx.Node]) -> torch.Tensor:
 
 
 def _sources(mask: fx.Node) -> list[fx.Node] | None:
-    """The nodes that compute a mask, itself included, in the graph's order; `None` if not only from constants."""
+    """The nodes that compute a mask, itself included, in the graph's order; `None` if not only from constants and
+    sizes."""
     sources, pending = {mask}, [mask]
     while pending:
         for source in pending.pop().all_input_nodes:
@@ -158,6 +171,8 @@ def _sources(mask: fx.Node) -> list[fx.Node] | None:
     storages = {_storage(node) for node in sources} - {None}
     for node in sources:
         example = node.meta.get("example_value")
+        if node.op == "placeholder" and isinstance(example, torch.SymInt):
+            continue
         if node.op not in ("call_function", "call_method") or (isinstance(example, torch.Tensor) and example.numel() > _MOST):
             return None
     # A write to a view is a write to its base.

@@ -16,7 +16,7 @@ import torch
 
 from .. import _native, cache
 from ..given import asked
-from .code import Code, generate
+from .code import UNSIZED, Code, Sized, generate
 from .joint import BARRIER
 from .transfers import Move, Transfers, movable
 
@@ -138,10 +138,10 @@ def graph_peak(document: Mapping[str, Any], moves: Sequence[Move] = ()) -> int:
 def code(plan: Held, constants: Mapping[str, torch.Tensor], outputs: list[Any],
          update: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
          leave: Callable[[torch.Tensor], Any] | None = None, resident: Callable[[torch.Tensor, bool], Any] | None = None, *,
-         keeps: bool = False) -> Code:
+         keeps: bool = False, varying: Sized = UNSIZED) -> Code:
     """The functions of a plan; `update` runs its updates, `leave` begins to move a tensor to the tier, and `resident`
     returns the object that moves a parameter or its state. If the backward pass `keeps` its inputs, it may run
-    again."""
+    again. `varying` are its extents."""
     transfers = Transfers(plan.document, plan.moves)
     return generate(plan.document, constants, outputs, update, transfers=transfers, leave=leave, resident=resident,
-                    keeps=keeps)
+                    keeps=keeps, varying=varying)

@@ -126,7 +126,7 @@ class TrainingStep:
             self._backend.ledger.tier = self._residents.tier
             self._residents.leave()
         whole = _Whole(model, loss_fn, outputs)
-        whole.compile(backend=self._backend.entry, dynamic=False, fullgraph=True, **isolated())
+        whole.compile(backend=self._backend.entry, fullgraph=True, **isolated())
         self._call = Call(whole._compiled_call_impl, self._backend)
         self._takes_targets = loss_fn is not None
 

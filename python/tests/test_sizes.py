@@ -1,0 +1,246 @@
+"""Batches whose sizes vary: captured once with sizes, planned for each, with eager's bits.
+
+Invariant: losses, gradients and buffers have eager's bits at every size, whatever was captured before.
+
+Tier: quick, since it takes 30 s.
+"""
+
+import copy
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+import tightfit  # noqa: E402
+
+if not hasattr(tightfit, "compile"):
+    pytest.skip("this tightfit has no `compile`", allow_module_level=True)
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+WORDS = 64
+
+
+def backend(model):
+    return model._compiled_call_impl.backend
+
+
+def same(eager: nn.Module, compiled: nn.Module, batch: dict) -> None:
+    """Compares a step of both."""
+    results = []
+    for model in (eager, compiled):
+        torch.manual_seed(1)
+        model.zero_grad()
+        output = model(**batch)
+        loss = output.loss if hasattr(output, "loss") else output
+        loss.backward()
+        results.append([loss, *(parameter.grad for parameter in model.parameters()), *model.buffers()])
+    for one, other in zip(*results, strict=True):
+        assert (one is None and other is None) or torch.equal(one, other)
+
+
+class Words(nn.Module):
+    """Attention over words, with dropout, positions from a table and a loss that is shifted by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(WORDS, 32), nn.Embedding(48, 32)
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True) for _ in range(2))
+        self.head = nn.Linear(32, WORDS)
+        self.register_buffer("order", torch.arange(48))
+
+    def forward(self, words):
+        found = self.words(words) + self.places(self.order[: words.shape[1]])
+        for layer in self.layers:
+            found = layer(found)
+        return functional.cross_entropy(self.head(found[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
+
+
+class Pixels(nn.Module):
+    """Convolutions, batch normalization and pooling."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
+                                  nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(2))
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, pixels, labels):
+        return functional.cross_entropy(self.head(self.body(pixels).flatten(1)), labels)
+
+
+def words(rows: int, length: int) -> dict:
+    return {"words": torch.randint(0, WORDS, (rows, length))}
+
+
+def pixels(rows: int, side: int) -> dict:
+    return {"pixels": torch.randn(rows, 3, side, side), "labels": torch.randint(0, 10, (rows,))}
+
+
+SIZES = [(4, 32), (4, 20), (3, 20), (5, 31), (2, 2), (4, 32), (8, 9), (6, 47), (4, 20)]
+
+
+@pytest.mark.parametrize(("kind", "batch"), [(Words, words), (Pixels, pixels)])
+@pytest.mark.parametrize("budget", ["64MiB", "tight"])
+def test_every_size_has_eagers_bits_after_few_captures(kind, batch, budget):
+    torch.manual_seed(0)
+    eager = kind()
+    if budget == "tight":
+        # What the largest batch needs at least, and a little.
+        largest = tightfit.plan(copy.deepcopy(eager), batch(6, 48), "min")
+        budget = int(largest.peak * 1.1)
+    compiled = tightfit.compile(copy.deepcopy(eager), budget, deadline=0.1)
+    for rows, size in SIZES:
+        same(eager, compiled, batch(rows, size))
+    assert len(backend(compiled).runs) <= 4
+    if isinstance(budget, int) and kind is Words:
+        assert any(plan.recomputed for plan in tightfit.plans(compiled))
+    assert all(plan.peak <= (64 << 20 if budget == "64MiB" else budget) for plan in tightfit.plans(compiled))
+
+
+class Crossed(nn.Module):
+    """A matrix and its transpose, which have the same shape if it is square."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(1))
+
+    def forward(self, matrix):
+        straight = torch.tanh(matrix * self.scale)
+        crossed = torch.sigmoid(straight.t().contiguous() + 1)
+        return (crossed.sum(0) * straight.sum(1)).sum() + torch.exp(crossed).mean()
+
+
+@pytest.mark.parametrize("first", [(12, 12), (12, 11), (9, 12)])
+def test_what_is_square_by_chance_is_not_taken_for_square(first):
+    torch.manual_seed(0)
+    eager = Crossed()
+    compiled = tightfit.compile(copy.deepcopy(eager), "4MiB", deadline=0.1)
+    for rows, columns in [(4, 4), first, (8, 8), (7, 12), (10, 6), (12, 12), (3, 11)]:
+        same(eager, compiled, {"matrix": torch.randn(rows, columns)})
+    assert len(backend(compiled).steps) < 6
+
+
+def test_one_plan_serves_smaller_batches_and_what_does_not_fit_at_its_size_is_planned_alone():
+    torch.manual_seed(0)
+    eager = Words()
+    budget = int(tightfit.plan(copy.deepcopy(eager), words(5, 34), "min").peak * 1.06)
+    compiled = tightfit.compile(copy.deepcopy(eager), budget, deadline=0.1)
+    for rows, length in [(2, 8), (3, 16), (3, 15), (3, 13), (4, 10)]:
+        same(eager, compiled, words(rows, length))
+    before = len(backend(compiled).steps)
+    for rows, length in [(3, 14), (2, 13), (3, 13)]:
+        same(eager, compiled, words(rows, length))
+    assert len(backend(compiled).steps) == before
+    # Planned for 6 rows of 48 words, it would be refused.
+    same(eager, compiled, words(5, 34))
+    assert [5, 34] in [plan.batch[0] for plan in tightfit.plans(compiled)]
+    with pytest.raises(tightfit.InfeasibleBudget, match=r"on a batch of \[6, 47\]"):
+        compiled(**words(6, 47))
+    # What has a plan still runs.
+    same(eager, compiled, words(5, 34))
+
+
+def test_losses_outside_the_model_are_counted_for_the_largest_batch_of_a_plan():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 512), nn.GELU(), nn.Linear(512, 256))
+    compiled = tightfit.compile(net, "64MiB", deadline=0.1)
+    for rows in (200, 129, 130, 129, 256, 256):
+        functional.mse_loss(compiled(torch.randn(rows, 16)), torch.zeros(rows, 256)).backward()
+    _, *steps = backend(compiled).steps
+    assert [step.batch() for step in steps] == [[[192, 16]], [[256, 16]]]
+    for step in steps:
+        # The squares and the targets, as large as the output, and the result in the memory of the squares.
+        assert 0.9 < sum(vars(step.loss.memory).values()) / (2 * 4 * 256 * step.batch()[0][0]) < 1.6
+
+
+def test_rows_of_one_and_sizes_around_it():
+    torch.manual_seed(0)
+    eager = Words()
+    compiled = tightfit.compile(copy.deepcopy(eager), "64MiB", deadline=0.1)
+    for rows, length in [(4, 16), (1, 16), (2, 15), (1, 15), (1, 2), (7, 2), (4, 16)]:
+        same(eager, compiled, words(rows, length))
+
+
+def test_a_batch_of_one_shape_is_captured_with_that_shape():
+    compiled = tightfit.compile(Words(), "64MiB", deadline=0.1)
+    batch = words(4, 16)
+    for _ in range(3):
+        compiled(**batch).backward()
+    [run] = backend(compiled).runs
+    assert isinstance(run, tightfit.training.execution.Step)
+    compiled(**words(4, 20)).backward()
+    # What marks its dimensions for Dynamo is gone.
+    assert not any("dynamo" in name for tensor in batch.values() for name in vars(tensor))
+
+
+def test_causal_masks_of_transformers_stay_left_out_where_lengths_vary():
+    transformers = pytest.importorskip("transformers")
+    transformers.logging.set_verbosity_error()
+    torch.manual_seed(0)
+    eager = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=WORDS, max_position_embeddings=64, use_cache=False))
+    compiled = tightfit.compile(copy.deepcopy(eager), "64MiB", deadline=0.1)
+    for rows, length in [(4, 33), (4, 20), (2, 20), (3, 50), (1, 20)]:
+        tokens = torch.randint(0, WORDS, (rows, length))
+        same(eager, compiled, {"input_ids": tokens, "labels": tokens})
+
+
+def test_what_cannot_be_captured_with_sizes_is_captured_for_each():
+    class Fixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, inputs):
+            return torch.ops.tightfit_tests.doubled(self.layer(inputs)).sum()
+
+    with torch.library._scoped_library("tightfit_tests", "FRAGMENT") as library:
+        library.define("doubled(Tensor x) -> Tensor")
+
+        def doubled(x):
+            if not torch.compiler.is_compiling() and any(type(size) is not int for size in x.shape):
+                raise TypeError("sizes have to be numbers")
+            return x * 2
+
+        library.impl("doubled", doubled, "CompositeImplicitAutograd")
+        torch.manual_seed(0)
+        eager = Fixed()
+        compiled = tightfit.compile(copy.deepcopy(eager), "64MiB", deadline=0.1)
+        for rows in (4, 6, 5, 4):
+            same(eager, compiled, {"inputs": torch.ones(rows, 8)})
+
+
+def test_a_step_with_updates_takes_batches_of_any_size():
+    models = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = Words()
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+        step = tightfit.step(model, None, optimizer=optimizer, budget="64MiB", deadline=0.1) if compiled else None
+        torch.manual_seed(2)
+        for rows, length in SIZES[:6]:
+            batch = words(rows, length)
+            if compiled:
+                step(batch)
+            else:
+                optimizer.zero_grad()
+                model(**batch).backward()
+                optimizer.step()
+        models.append(model)
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_more_shapes_than_dynamo_would_capture():
+    torch.manual_seed(0)
+    eager = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    compiled = tightfit.compile(copy.deepcopy(eager), "1MiB", deadline=0.05)
+    for rows in range(2, 300):
+        compiled(torch.ones(rows, 4)).sum().backward()
+    assert len(backend(compiled).runs) == 2
