@@ -191,29 +191,17 @@ def test_causal_masks_of_transformers_stay_left_out_where_lengths_vary():
         same(eager, compiled, {"input_ids": tokens, "labels": tokens})
 
 
-def test_what_cannot_be_captured_with_sizes_is_captured_for_each():
-    class Fixed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(8, 8)
+def test_what_cannot_be_captured_with_sizes_is_captured_for_each(monkeypatch):
+    def refused(*_, **__):
+        raise tightfit.CompileError("no sizes")
 
-        def forward(self, inputs):
-            return torch.ops.tightfit_tests.doubled(self.layer(inputs)).sum()
-
-    with torch.library._scoped_library("tightfit_tests", "FRAGMENT") as library:
-        library.define("doubled(Tensor x) -> Tensor")
-
-        def doubled(x):
-            if not torch.compiler.is_compiling() and any(type(size) is not int for size in x.shape):
-                raise TypeError("sizes have to be numbers")
-            return x * 2
-
-        library.impl("doubled", doubled, "CompositeImplicitAutograd")
-        torch.manual_seed(0)
-        eager = Fixed()
-        compiled = tightfit.compile(copy.deepcopy(eager), "64MiB", deadline=0.1)
-        for rows in (4, 6, 5, 4):
-            same(eager, compiled, {"inputs": torch.ones(rows, 8)})
+    monkeypatch.setattr(tightfit.training.backend, "Varying", refused)
+    torch.manual_seed(0)
+    eager = Words()
+    compiled = tightfit.compile(copy.deepcopy(eager), "64MiB", deadline=0.1)
+    for rows in (4, 6, 5, 4):
+        same(eager, compiled, words(rows, 12))
+    assert len(backend(compiled).runs) == 3
 
 
 def test_a_step_with_updates_takes_batches_of_any_size():
@@ -237,6 +225,91 @@ def test_a_step_with_updates_takes_batches_of_any_size():
         assert torch.equal(one, other)
 
 
+class Counting(nn.Module):
+    """Counts its calls, and divides by the number of the call and by an argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(8, 8), 0
+
+    def forward(self, inputs, number):
+        self.calls += 1
+        return self.layer(inputs).sum() / self.calls * number
+
+
+def test_integers_that_change_are_captured_as_sizes_are():
+    torch.manual_seed(0)
+    eager = Counting()
+    compiled = tightfit.compile(copy.deepcopy(eager), "1MiB", deadline=0.05)
+    for call in range(30):
+        same(eager, compiled, {"inputs": torch.randn(4 + call % 3, 8), "number": call})
+        assert compiled.calls == eager.calls == call + 1
+    assert len(backend(compiled).runs) <= 8
+    assert not torch._dynamo.config.allow_unspec_int_on_nn_module
+
+
+class Added(nn.Module):
+    """Its input has a gradient; noise of the batch's size is drawn; its layers are many enough to be recomputed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.bias = nn.ModuleList(nn.Linear(8, 8) for _ in range(4)), nn.Parameter(torch.zeros(8))
+
+    def forward(self, inputs):
+        found = inputs
+        for layer in self.layers:
+            found = torch.tanh(layer(found)) * torch.rand(inputs.shape[0], 8)
+        return (found + inputs + self.bias).sum()
+
+
+@pytest.mark.parametrize("budget", ["1MiB", "min"])
+@pytest.mark.parametrize("is_dense", [True, False])
+def test_gradients_of_inputs_and_noise_have_the_size_of_the_batch(budget, is_dense):
+    torch.manual_seed(0)
+    eager = Added()
+    compiled = tightfit.compile(copy.deepcopy(eager), budget, deadline=0.1)
+    for rows in (64, 32, 60, 57):
+        inputs = torch.randn(rows, 8 if is_dense else 16)[:, :8].detach().requires_grad_()
+        gradients = []
+        for model in (eager, compiled):
+            torch.manual_seed(1)
+            inputs.grad = None
+            model(inputs).backward()
+            gradients.append(inputs.grad)
+        assert torch.equal(*gradients) and gradients[0].stride() == gradients[1].stride()
+
+
+class Parts(nn.Module):
+    """Works on blocks of eight positions: how many there are depends on the length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, inputs):
+        return sum(part.tanh().sum() for part in self.layer(inputs).split(8, 1)) + sum(
+            (part * part).mean() for part in inputs.chunk(3, 0))
+
+
+def test_how_many_parts_there_are_may_depend_on_the_size():
+    torch.manual_seed(0)
+    eager = Parts()
+    compiled = tightfit.compile(copy.deepcopy(eager), "1MiB", deadline=0.05)
+    for rows, length in [(4, 17), (4, 16), (5, 13), (3, 8), (2, 5), (6, 9), (7, 3)]:
+        same(eager, compiled, {"inputs": torch.randn(rows, length, 8)})
+
+
+def test_integers_may_be_negative():
+    weight = torch.ones(3, requires_grad=True)
+
+    def scaled(inputs, factor):
+        return (inputs * weight * max(factor, 0) + abs(factor)).sum()
+
+    compiled = torch.compile(scaled, backend="tightfit", options={"budget": "1MiB"}, fullgraph=True)
+    for factor in (5, 6, 4, -3, 0, 7):
+        assert compiled(torch.ones(3), factor) == scaled(torch.ones(3), factor)
+
+
 def test_more_shapes_than_dynamo_would_capture():
     torch.manual_seed(0)
     eager = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
@@ -244,3 +317,26 @@ def test_more_shapes_than_dynamo_would_capture():
     for rows in range(2, 300):
         compiled(torch.ones(rows, 4)).sum().backward()
     assert len(backend(compiled).runs) == 2
+
+
+class Scaled(nn.Module):
+    """Images that are scaled between convolutions."""
+
+    def __init__(self, **how) -> None:
+        super().__init__()
+        self.first, self.last, self.how = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 2, 3), how
+
+    def forward(self, pixels):
+        found = self.first(pixels)
+        how = {"size": [2 * side for side in found.shape[2:]], **self.how} if "scale_factor" not in self.how else self.how
+        return functional.hardshrink(self.last(functional.interpolate(found, **how)).sin(), 0.1).square().mean()
+
+
+@pytest.mark.parametrize("how", [
+    {"mode": "bilinear"}, {"mode": "bicubic", "antialias": True}, {"mode": "nearest-exact", "scale_factor": 1.5}], ids=str)
+def test_interpolated_images_have_eagers_bits(how):
+    torch.manual_seed(0)
+    eager = Scaled(**how)
+    compiled = tightfit.compile(copy.deepcopy(eager), "16MiB", deadline=0.1)
+    for rows, height, width in [(2, 12, 12), (2, 16, 12), (3, 9, 15), (2, 12, 12)]:
+        same(eager, compiled, {"pixels": torch.randn(rows, 3, height, width)})

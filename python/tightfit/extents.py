@@ -19,6 +19,8 @@ from torch.utils._sympy.printers import PythonPrinter
 
 # What a node of a graph that was given its sizes has in its `meta`: its value with sizes that vary.
 VARYING = "varying"
+# And an argument's: its shape and strides, where extents are what varies.
+LAID_OUT = "laid out"
 # The least size that varies.
 LEAST = 2
 # Expressions of integers that Python's own operators compute.
@@ -108,6 +110,18 @@ def is_contiguous(node: fx.Node) -> bool:
             return False
         expected *= extent
     return True
+
+
+def row_major(shape: Iterable[int]) -> list[int]:
+    """The strides of a contiguous tensor."""
+    strides: list[int] = []
+    step: int = 1
+    for size in reversed(list(shape)):
+        strides.insert(0, step)
+        product = int(step) * int(size)
+        varies = isinstance(step, Extent) or isinstance(size, Extent)
+        step = Extent(product, f"({step!r}*{size!r})") if varies else product
+    return strides
 
 
 def _expressions(sizes: Iterable[Any]) -> list[sympy.Expr]:

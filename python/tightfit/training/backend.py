@@ -23,12 +23,13 @@ from ..errors import CompileError
 from .admission import unsharded
 from .dynamo import admit
 from .execution import Step
+from .instance import is_symbolic
 from .joint import Argument, Joint, is_tensor, path
 from .ledger import Ledger
 from .masks import leave_out
-from .normalization import captured
 from .settings import Placement, Settings, device_of
-from .varying import Varying, is_symbolic
+from .traced import captured
+from .varying import Varying
 
 
 # Number of captures of batches of the same shapes after which a warning is given: training, evaluation, no gradients,

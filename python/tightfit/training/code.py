@@ -255,7 +255,7 @@ class _Generator:
         if node["op"] == UPDATE:
             outputs = outputs[:1]
         made = [_variable(output["id"]) if output is not None else "unread" for output in outputs]
-        if len(outputs) == 1:
+        if len(outputs) == 1 and not _makes_list(node):
             target = "" if outputs[0] is None else f"{made[0]} = "
         else:
             target = "" if all(output is None for output in outputs) else f"{', '.join(made)}, = "
@@ -270,7 +270,7 @@ class _Generator:
 
     def _device(self, node: Mapping[str, Any]) -> str:
         """An expression for the device whose generator a call draws from: of a tensor it reads, or the call's."""
-        read = _values(node)
+        read = node.get("inputs", [])
         if read:
             return f"{_variable(read[0])}.device"
         return self._constant(torch.device(node.get("kwargs", {}).get("device", "cpu")))
@@ -394,6 +394,12 @@ def _state(node: Mapping[str, Any]) -> str:
 
 def _state_named(name: str) -> str:
     return f"state_{name}"
+
+
+def _makes_list(node: Mapping[str, Any]) -> bool:
+    """Whether a call returns a list of tensors, however many."""
+    overload = calls.overload(node["op"])
+    return overload is not None and any(isinstance(result.type, torch.ListType) for result in overload._schema.returns)
 
 
 def _values(node: Mapping[str, Any]) -> list[int]:

@@ -174,9 +174,9 @@ class PlanInfo:
     under the plan, including all that the budget counts, and `unplanned_peak` the same with nothing recomputed;
     `seconds` and `unplanned_seconds` are predicted from measured calls, and no plan within the budget takes less than
     `bound_seconds` (`None` if nothing is proven). `recomputed` is the number of recomputed calls. `batch` has the
-    shapes of the batch, `accumulates` says that gradients existed when the step began, `trains` that there is a
-    backward pass, and `unmeasured` names the operators that could not be measured, so that what they take while they
-    run is unknown. `model` is the name of the model's class. `measured_peak` is the most bytes that the first steps
+    shapes of the largest batch that it runs, `accumulates` says that gradients existed when the step began, `trains`
+    that there is a backward pass, and `unmeasured` names the operators that could not be measured, so that what they
+    take while they run is unknown. `model` is the name of the model's class. `measured_peak` is the most bytes that the first steps
     held, if they are measured: with `fused=True`. `slab` is the size of the slab in bytes, once addresses are planned:
     with `addresses=True`. `offloaded` is the number of bytes of the tier that the step needs, and `swapped` says which
     tensors are away and when, the longest free time first: with `offload`.
@@ -260,8 +260,7 @@ class Call:
         before = self.backend.calls
         self.backend.ledger.given = args, kwargs
         try:
-            with self.options:
-                result = self._captured(args, kwargs)
+            result = self._captured(args, kwargs)
         except FAILURES as error:
             if (model := self.backend.model) is not None:
                 unsharded(model, "tightfit.compile")
@@ -280,22 +279,30 @@ class Call:
 
     def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a call by its plan; a graph is captured if there is none for it."""
+        runs, before, is_first = self.backend.runs, len(self.backend.runs), not self.marking.known
         with self.marking.marked((args, kwargs)) as is_marked:
             try:
-                return self._run(args, kwargs)
+                result = self._run(args, kwargs)
             except FAILURES:
-                if not is_marked:
+                if not is_marked and not self.options.varies:
                     raise
+            else:
+                if self.marking.is_on and not is_first and not is_marked and len(runs) > before:
+                    # No shape made this capture necessary; if it was a number, it will change again.
+                    self.options.vary(varies=True)
+                return result
+        self.options.vary(varies=False)
         result = self._run(args, kwargs)
         # So it can be captured, but only for each shape.
         self.marking.is_on = False
         return result
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.with_loss is None or "targets" not in kwargs:
-            return self.compiled(*args, **kwargs)
-        rest = {name: given for name, given in kwargs.items() if name != "targets"}
-        return self.with_loss(kwargs["targets"], args, rest)
+        with self.options:
+            if self.with_loss is None or "targets" not in kwargs:
+                return self.compiled(*args, **kwargs)
+            rest = {name: given for name, given in kwargs.items() if name != "targets"}
+            return self.with_loss(kwargs["targets"], args, rest)
 
 
 class _Eager:

@@ -82,14 +82,24 @@ class Capturing:
     """Dynamo's settings while a model may be captured; a context that may be entered repeatedly."""
 
     def __init__(self) -> None:
+        self.settings = self._patched(varies=False)
+        self.varies = False
+        self.was_silent = False
+
+    def vary(self, *, varies: bool) -> None:
+        """Whether integers that were seen to change, as arguments or attributes, are captured as sizes are."""
+        self.settings, self.varies = self._patched(varies=varies), varies
+
+    @staticmethod
+    def _patched(*, varies: bool) -> Any:
         loggers = [getattr(logging.Logger, name) for name in _LOGGING if hasattr(logging.Logger, name)]
-        self.settings = torch._dynamo.config.patch(
+        return torch._dynamo.config.patch(
             recompile_limit=_SHAPES, accumulated_recompile_limit=4 * _SHAPES, optimize_ddp=False,
-            assume_static_by_default=True, automatic_dynamic_shapes=False,
+            assume_static_by_default=True, automatic_dynamic_shapes=varies, allow_unspec_int_on_nn_module=varies,
+            specialize_float=True,
             ignore_logging_functions=_Ignored([*loggers, *torch._dynamo.config.ignore_logging_functions]),
             **_LOOKS_AGAIN,
         )
-        self.was_silent = False
 
     def __enter__(self) -> None:
         self.settings.__enter__()

@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from ..errors import CompileError, ExportError
-from ..extents import VARYING, laid_out_alike
+from ..extents import LAID_OUT, VARYING, laid_out_alike, row_major
 from ..graph import GraphBuilder, ValueId, producer
 from ..nodes import draws, is_call, tensors
 from ..simplify import equivalent, shorten
@@ -397,8 +397,10 @@ class _Document(Translator):
         with torch.no_grad():
             made = value.new_empty_strided(like.shape, like.stride()) if dense else value.new_empty(like.shape)
         name = f"gradient_{index}"
+        shape, strides = self.joint.primals[index].meta.get(LAID_OUT, (made.shape, made.stride()))
+        strides = strides if dense else row_major(shape)
         [empty] = self.builder.node(f"{name}_empty", "aten.new_empty_strided.default", "backward",
-                                    [self.value(gradient), list(made.shape), list(made.stride())], {}, [made])
+                                    [self.value(gradient), list(shape), list(strides)], {}, [made])
         [filled] = self.builder.node(f"{name}_own", "aten.copy_.default", "backward",
                                      [empty, self.value(gradient)], {}, [made], mutates=True)
         self.own.add(_storage(made))

@@ -1,4 +1,4 @@
-"""cuDNN's batch normalization, which PyTorch replaces when it traces.
+"""Operators that PyTorch replaces when it traces: cuDNN's batch normalization, interpolation.
 
 Invariant: what is recorded is determined by the operators that a mode sees, on the processor, where they all run.
 
@@ -16,7 +16,7 @@ import zoo
 from torch.utils._python_dispatch import TorchDispatchMode
 
 zoo.use_tightfit()
-from tightfit.training import normalization  # noqa: E402
+from tightfit.training import traced  # noqa: E402
 
 aten = torch.ops.aten
 WHOLE = aten._batch_norm_with_update.default
@@ -42,15 +42,15 @@ def normalized(training: bool = True, statistics: bool = True) -> tuple[list[Any
     torch.manual_seed(0)
     x, weight, bias = torch.randn(4, 3, 5, 5), torch.rand(3), torch.rand(3)
     running = (torch.zeros(3), torch.ones(3)) if statistics else (None, None)
-    traced = aten.cudnn_batch_norm.default.py_kernels[torch._C.DispatchKey.Autograd]
+    kernel = aten.cudnn_batch_norm.default.py_kernels[torch._C.DispatchKey.Autograd]
     with Seen() as seen:
-        results = traced(x, weight, bias, *running, training, 0.1, 1e-5)
+        results = kernel(x, weight, bias, *running, training, 0.1, 1e-5)
     return seen.operators, [*results[:3], *(one for one in running if one is not None)]
 
 
 def test_a_capture_records_it_whole() -> None:
     before, expected = normalized()
-    with normalization.captured():
+    with traced.captured():
         operators, found = normalized()
     after, _ = normalized()
     assert operators == [WHOLE]
@@ -59,18 +59,18 @@ def test_a_capture_records_it_whole() -> None:
 
 
 def test_evaluation_and_what_has_no_statistics_stay_pytorchs() -> None:
-    with normalization.captured():
+    with traced.captured():
         assert WHOLE not in normalized(training=False)[0]
         assert WHOLE not in normalized(statistics=False)[0]
 
 
 def test_captures_of_other_threads_stay_pytorchs() -> None:
     found: list[Any] = []
-    with normalization.captured():
+    with traced.captured():
         thread = threading.Thread(target=lambda: found.extend(normalized()[0]))
         thread.start()
         thread.join()
-        with normalization.captured():
+        with traced.captured():
             pass
         assert normalized()[0] == [WHOLE]
     assert found and WHOLE not in found
@@ -78,5 +78,5 @@ def test_captures_of_other_threads_stay_pytorchs() -> None:
 
 def test_without_a_device_pytorch_traces_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with normalization.captured():
+    with traced.captured():
         assert WHOLE not in normalized()[0]
