@@ -132,6 +132,46 @@ def test_what_the_loop_holds_leaves_less_for_evaluation():
     assert [plan.trains for plan in tightfit.plans(compiled)] == [False]
 
 
+def test_neighbours_of_a_kind_that_held_too_much_are_planned():
+    budget = WEIGHTS + int(4.5 * TENSOR) + (256 << 10)
+    _, compiled = nets(budget)
+    compiled.eval()
+    with torch.no_grad():
+        with pytest.warns(RuntimeWarning, match="without gradients held"):
+            compiled(torch.randn(1030, WIDTH))
+        # It has a binary digit less.
+        compiled(torch.randn(1000, WIDTH))
+    [plan] = tightfit.plans(compiled)
+    assert plan.batch == [[1000, WIDTH]]
+
+
+@pytest.mark.parametrize("flag", [True, 40])
+def test_flags_and_numbers_make_kinds_of_their_own(flag):
+    class Traced(Net):
+        def forward(self, inputs, trace=0):
+            return super().forward(inputs), [inputs * step for step in range(8 if trace is True else trace)]
+
+    torch.manual_seed(0)
+    compiled = tightfit.compile(Traced().eval(), WEIGHTS + int(6.5 * TENSOR) + (256 << 10), deadline=0.1)
+    inputs = torch.randn(1000, WIDTH)
+    with torch.no_grad():
+        compiled(inputs)
+        with pytest.warns(RuntimeWarning, match="without gradients held"):
+            compiled(inputs, trace=flag)
+
+
+def test_evaluation_may_run_eagerly_whatever_it_takes():
+    model, compiled = nets(WEIGHTS + int(4.5 * TENSOR) + (256 << 10), evaluation="eager")
+    model.eval(), compiled.eval()
+    inputs = torch.randn(1000, WIDTH)
+    with torch.no_grad():
+        with pytest.warns(RuntimeWarning, match="ran eagerly"):
+            compiled(inputs)
+        for _ in range(3):
+            assert torch.equal(compiled(inputs), model(inputs))
+    assert tightfit.plans(compiled) == []
+
+
 def test_a_loss_that_was_given_is_computed_eagerly_too():
     model, compiled = nets("64MiB", loss=functional.mse_loss)
     model.eval(), compiled.eval()

@@ -7,6 +7,7 @@ Tier: quick, since it takes 30 s.
 
 import copy
 import os
+import warnings
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -308,6 +309,56 @@ def test_integers_may_be_negative():
     compiled = torch.compile(scaled, backend="tightfit", options={"budget": "1MiB"}, fullgraph=True)
     for factor in (5, 6, 4, -3, 0, 7):
         assert compiled(torch.ones(3), factor) == scaled(torch.ones(3), factor)
+
+
+def test_a_forward_pass_that_waits_counts_at_its_own_size():
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(4)))
+    compiled = tightfit.compile(net, "64MiB", deadline=0.1)
+    for rows in (30, 48):
+        compiled(torch.randn(rows, 64)).sum().backward()
+    held = []
+    for rows in (48, 12):
+        first = compiled(torch.randn(rows, 64))
+        held.append(sum(pending.held() for pending in backend(compiled).ledger.pending))
+        del first
+    assert len(backend(compiled).steps) <= 3
+    assert held[0] * 0.24 < held[1] < held[0] * 0.26
+
+
+@pytest.mark.parametrize("how", ["head", "gradient", "autocast"])
+def test_two_kinds_of_calls_for_each_batch_are_captured_twice_each(how):
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, inputs, head="first"):
+            return getattr(self, head)(inputs).tanh().sum()
+
+    compiled = tightfit.compile(Heads(), "1MiB", deadline=0.05)
+    for rows in (4, 5, 6, 7, 8, 4):
+        inputs = torch.randn(rows, 8)
+        compiled(inputs).backward()
+        if how == "head":
+            compiled(inputs, head="last").backward()
+        elif how == "gradient":
+            compiled(inputs.clone().requires_grad_()).backward()
+        else:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = compiled(inputs)
+            loss.backward()
+    assert len(backend(compiled).runs) <= 4
+
+
+def test_operators_are_not_measured_at_sizes_for_which_there_is_no_room():
+    budget = 4 << 20
+    compiled = tightfit.compile(nn.Sequential(nn.Linear(8, 256), nn.ReLU()), budget, deadline=0.1)
+    for rows in (600, 1100, 1200):
+        with warnings.catch_warnings():
+            # Three tensors of 1,536 rows would take 4.7 MB.
+            warnings.simplefilter("error")
+            compiled(torch.randn(rows, 8)).sum().backward()
 
 
 def test_more_shapes_than_dynamo_would_capture():

@@ -28,7 +28,7 @@ from .execution import Plan, Step
 from .marking import Marking
 from .optimizer_state import state_bytes
 from .planned import Swapped
-from .settings import Placement, settings
+from .settings import Calls, Placement, settings
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -97,7 +97,8 @@ def compile(
     Calls without gradients (in `torch.no_grad()`, `torch.inference_mode()`, and within `generate()`) are not captured:
     they run eagerly where the budget has room. The first of each kind of batch is counted; if it held more than was
     left, a warning says so, and such calls are planned from then on. With `evaluation="planned"` they are from the
-    first, as they always are with `fused=True` and `addresses=True`.
+    first, as they always are with `fused=True` and `addresses=True`; with `evaluation="eager"` they never are, and the
+    budget is not for them.
 
     Raises `OptionError` if an option makes no sense and `CompileError` if the model is already compiled. Calls of the
     model raise `InfeasibleBudget` if the budget is too small, with the proof, `CompileError` if the model cannot be
@@ -120,7 +121,7 @@ def compile(
     compiled = torch.compile(frame(model), backend=backend.entry, fullgraph=True, **isolated())
     model._compiled_call_impl = Call(
         compiled, backend, None if loss is None else _with_loss(model, loss, backend),
-        None if asked.plans_evaluation else _Eager(backend, loss))
+        None if asked.evaluation is Calls.PLANNED else _Eager(backend, loss))
     _Watch.over(model, backend)
     watch(model)
     return model
@@ -279,7 +280,7 @@ class Call:
 
     def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a call by its plan; a graph is captured if there is none for it."""
-        runs, before, is_first = self.backend.runs, len(self.backend.runs), not self.marking.known
+        runs, before = self.backend.runs, len(self.backend.runs)
         with self.marking.marked((args, kwargs)) as is_marked:
             try:
                 result = self._run(args, kwargs)
@@ -287,7 +288,7 @@ class Call:
                 if not is_marked and not self.options.varies:
                     raise
             else:
-                if self.marking.is_on and not is_first and not is_marked and len(runs) > before:
+                if self.marking.is_on and not self.marking.is_new and len(runs) > before:
                     # No shape made this capture necessary; if it was a number, it will change again.
                     self.options.vary(varies=True)
                 return result
@@ -311,7 +312,7 @@ class _Eager:
     def __init__(self, backend: Backend, loss: Callable[[Any, Any], Any] | None) -> None:
         self.backend = backend
         self.loss = loss
-        self.evaluation = Evaluation(backend)
+        self.evaluation = Evaluation(backend, is_bounded=backend.settings.evaluation is not Calls.EAGER)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
         """Runs a call unless it has to be planned; returns whether it ran, and its result."""

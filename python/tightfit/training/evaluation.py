@@ -1,7 +1,8 @@
 """Calls without gradients, which run eagerly where the budget leaves room.
 
-Invariant: a call that is counted to hold more than is left, or a smaller one of the same kind that was, does not run
-eagerly again. The first call of a kind is counted while it runs.
+Invariant: unless they are to run eagerly whatever they take, a call that is counted to hold more than is left, or a
+smaller one of the same kind that was, does not run eagerly again. The first call of a kind is counted while it runs, and
+later ones now and then.
 """
 
 from __future__ import annotations
@@ -9,27 +10,39 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from .backend import Backend
-from .counting import Count
 from .costs import libraries
+from .counting import Count
 from .execution import RESERVE
 
-# The kind of a call: data type and extents of each tensor, extents up to a factor of two.
-Kind = tuple[tuple[torch.dtype, tuple[int, ...]], ...]
+# The kind of a call: the types of its tensors, other arguments, and the mode of the model; and the extents of its
+# tensors and other integers, up to a factor of two.
+Kind = tuple[tuple[Any, ...], tuple[int, ...]]
+
+
+@dataclass
+class _Counted:
+    """The largest counted call of a kind: the elements that it was given, the bytes that it held in addition to what was
+    there, and how many calls of the kind there were."""
+
+    elements: int
+    most: int
+    calls: int = 0
 
 
 class Evaluation:
-    """The calls of one model without gradients, by kind."""
+    """The calls of one model without gradients, by kind. With `is_bounded`, those that do not fit are planned."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, *, is_bounded: bool) -> None:
         self.backend = backend
-        # The most elements of a counted call of each kind, and the bytes that it held in addition to what was there.
-        self.counted: dict[Kind, tuple[int, int]] = {}
+        self.is_bounded = is_bounded
+        self.counted: dict[Kind, _Counted] = {}
         # Bytes of parameters and buffers, and of all gradients that there may be, when a call was last counted.
         self.own = (0, 0)
         self.has_warned = False
@@ -42,15 +55,27 @@ class Evaluation:
         if budget is None:
             return True, self._handed_out(call())
         tensors = _tensors(given)
-        kind = tuple((tensor.dtype, tuple(extent.bit_length() for extent in tensor.shape)) for tensor in tensors)
+        kind = _kind(given, self.backend.model)
         elements = sum(tensor.numel() for tensor in tensors)
-        known, most = self.counted.get(kind, (0, 0))
-        free = self._free(budget, tensors, _grown(most, elements, known))
-        if most > free or free <= 0:
+        known = self.counted.get(kind)
+        expected = self._similar(kind, elements) if known is None else known.most
+        grown = 0 if known is None else math.ceil(known.most * max(elements / known.elements, 1) ** 2)
+        free = self._free(budget, tensors, max(expected, grown))
+        if self.is_bounded and (expected > free or free <= 0):
             return False, None
-        if known and _grown(most, elements, known) <= free:
-            return True, self._handed_out(call())
+        if known is not None:
+            known.calls += 1
+            if grown <= free and known.calls & (known.calls - 1):
+                return True, self._handed_out(call())
         return True, self._handed_out(self._counted(call, tensors, kind, elements))
+
+    def _similar(self, kind: Kind, elements: int) -> int:
+        """An estimate for a call of a kind that was not counted, from those that differ from it in extents alone, by a
+        factor of two at most; 0 without any."""
+        close = [found for other, found in self.counted.items()
+                 if other[0] == kind[0] and found.elements <= 2 * elements and elements <= 2 * found.elements]
+        nearest = min(close, key=lambda found: abs(found.elements - elements), default=None)
+        return 0 if nearest is None else int(nearest.most * elements / nearest.elements)
 
     def _counted(self, call: Callable[[], Any], tensors: list[torch.Tensor], kind: Kind, elements: int) -> Any:
         """Runs a call, and counts what it holds. Warns, once, if it is too much."""
@@ -63,14 +88,18 @@ class Evaluation:
         finally:
             sections = count.end() if count is not None and count.is_running else []
         peak = max((section.peak for section in sections), default=0)
-        self.counted[kind] = max(elements, 1), peak
+        known = self.counted.setdefault(kind, _Counted(max(elements, 1), peak, calls=1))
+        known.elements, known.most = max(elements, known.elements), max(peak, known.most)
         if peak > free and not self.has_warned:
             self.has_warned = True
             held = budget - free + peak
+            later = ("Such calls are planned from now on, and refused where no plan fits. With evaluation=\"planned\" the first one "
+                     "is planned, too, and with evaluation=\"eager\" all run eagerly" if self.is_bounded else
+                     "With evaluation=\"planned\" they are planned")
             warnings.warn(
                 f"a call of {self.backend.name} without gradients held {held:,} bytes, {held - budget:,} more than the budget of "
-                f"{budget:,}: it ran eagerly, as the first of its kind. Such calls are planned from now on; with evaluation=\"planned\" "
-                "the first one is, too", RuntimeWarning, stacklevel=4,
+                f"{budget:,}: it ran eagerly. {later}. Smaller batches and zero_grad() before an evaluation leave more room",
+                RuntimeWarning, stacklevel=4,
             )
         return result
 
@@ -107,7 +136,17 @@ def _tensors(items: Any) -> list[torch.Tensor]:
     return [item for item in pytree.tree_leaves(items) if type(item) is torch.Tensor and item.layout is torch.strided]
 
 
-def _grown(bytes_held: int, elements: int, known: int) -> int:
-    """An estimate of what a call of this many elements holds, if one of `known` held this many bytes. Attention holds a
-    matrix of length by length."""
-    return math.ceil(bytes_held * max(elements / known, 1) ** 2) if known else 0
+def _kind(given: Any, model: torch.nn.Module) -> Kind:
+    """The kind of a call with these arguments."""
+    parts: list[Any] = [model.training]
+    extents: list[int] = []
+    for item in pytree.tree_leaves(given):
+        if isinstance(item, torch.Tensor):
+            parts += [item.dtype, item.dim()]
+            extents += (extent.bit_length() for extent in item.shape)
+        elif isinstance(item, int) and not isinstance(item, bool):
+            parts.append(int)
+            extents.append(item.bit_length())
+        else:
+            parts.append(item if isinstance(item, bool | str | None) else type(item))
+    return tuple(parts), tuple(extents)

@@ -23,10 +23,10 @@ from ..errors import BudgetExceeded, CompileError, InfeasibleBudget
 from .addresses import Course, Slab, slab_of, too_large
 from .away import Away
 from .code import Code, Sized
-from .costs import costed, libraries
+from .costs import block, costed, libraries
 from .counting import Count, Tally
 from .engine import waiting
-from .joint import Joint, alike_only, document, is_tensor
+from .joint import Joint, alike_only, document, is_tensor, largest
 from .ledger import Ledger, Pending
 from .loss import Loss
 from .planned import Below, Held, apart, code, graph_peak, held, with_loss
@@ -148,6 +148,7 @@ class Step:
         given = {index: arguments[index] for index in plan.code.saved_arguments}
         known = frozenset(argument.untyped_storage()._cdata for index, argument in enumerate(arguments)
                           if isinstance(argument, torch.Tensor) and index not in parameters)
+        known_arguments = _storages(arguments) if self.joint.sizes else set()
         tally = self._tally(arguments) if self.loss.is_counted(self.calls) else None
         try:
             with self._window():
@@ -157,7 +158,7 @@ class Step:
             raise
         versions = {index: tensor._version for index, tensor in given.items()}
         pending = Pending(self, plan, saved, parameters, idle, given, versions, awaits, known=known,
-                          share=self._share(outputs))
+                          share=self._share(outputs), size=self._size(saved, known_arguments))
         if tally is not None:
             self._counted_forward(pending, tally)
         if self.slab is not None:
@@ -237,6 +238,14 @@ class Step:
         return results
 
     # Counting.
+
+    def _size(self, saved: Sequence[Any], arguments: set[int]) -> int | None:
+        """The bytes that a forward pass saved of what it made, if its sizes may be smaller than the graph's."""
+        if not self.joint.sizes:
+            return None
+        tensors = (item for item in saved if isinstance(item, torch.Tensor))
+        made = {storage._cdata: block(storage.nbytes(), self.device) for storage in (tensor.untyped_storage() for tensor in tensors)}
+        return sum(size for storage, size in made.items() if storage not in arguments)
 
     def _share(self, outputs: Sequence[Any]) -> float:
         """The elements of a call's outputs, as a share of those in the graph, whose sizes may be larger."""
@@ -388,6 +397,12 @@ class Step:
                 return plan
         self._warn_of_measuring(arguments, "No plan is within the budget")
         raise self._refusal(refused[0], min(error.needed for error in refused), accumulated, others, arguments)
+
+    def may_fit(self) -> bool:
+        """Whether the budget has room for its largest call, which is run to be measured, with what the loop holds."""
+        budget = self.settings.budget
+        others = sum(self.ledger.others().values()) + self.outside + self.reserve
+        return budget is None or largest(self.joint) + others <= budget
 
     def _planned(self, accumulated: frozenset[int], holds: bool, room: int | None, beside: int,
                  arguments: Sequence[Any]) -> Plan:
@@ -645,6 +660,10 @@ class Step:
 def _with(plan: Plan, between: int) -> Plan:
     """The plan with its peak for a loss that takes `between` bytes between forward and backward pass."""
     return plan if plan.between == between else replace(plan, held=with_loss(plan.held, between), between=between)
+
+
+def _storages(items: Sequence[Any]) -> set[int]:
+    return {item.untyped_storage()._cdata for item in items if isinstance(item, torch.Tensor)}
 
 
 def _has_hooks(tensor: torch.Tensor) -> bool:

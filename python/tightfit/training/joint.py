@@ -12,7 +12,7 @@ is updated after everything that reads its old value, and the barrier is its end
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -432,6 +432,21 @@ def _due(joint: Joint, updates: Mapping[int, Update]) -> dict[fx.Node, list[int]
     for index, node in last.items():
         due.setdefault(node, []).append(index)
     return due
+
+
+def largest(joint: Joint) -> int:
+    """The bytes of the arguments, and of the call whose inputs and results are the largest in addition to those."""
+
+    def storages(nodes: Iterable[fx.Node]) -> dict[int, int]:
+        found = (tensor.untyped_storage() for node in nodes for tensor in tensors(node.meta.get("val")))
+        return {storage._cdata: storage.nbytes() for storage in found}
+
+    given = storages(joint.primals)
+    most = 0
+    for node in joint.module.graph.nodes:
+        if node.op == "call_function":
+            most = max(most, sum(size for storage, size in storages([node, *node.all_input_nodes]).items() if storage not in given))
+    return sum(given.values()) + most
 
 
 def alike_only(planned: Mapping[str, Any], joint: Joint) -> dict[str, Any]:

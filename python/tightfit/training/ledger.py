@@ -47,8 +47,10 @@ class Pending:
     outputs: list[tuple[StorageWeakRef, int]] = field(default_factory=list)
     # The count of its step, if it is counted.
     tally: Tally | None = None
-    # Its outputs' elements, as a share of those that its step's graph has.
+    # Its outputs' elements, as a share of those that its step's graph has, and the bytes that only it holds, if that
+    # graph may be larger.
     share: float = 1.0
+    size: int | None = None
     # The storages of the loss whose backward pass runs, with their bytes.
     losses: list[tuple[StorageWeakRef, int]] = field(default_factory=list)
 
@@ -58,7 +60,9 @@ class Pending:
 
     def held(self) -> int:
         """Bytes that only its saved tensors hold."""
-        return 0 if self.saved is None else self.plan.saved
+        if self.saved is None:
+            return 0
+        return self.plan.saved if self.size is None else self.size
 
 
 @dataclass

@@ -24,10 +24,12 @@ Shapes = tuple[torch.Size, ...]
 
 @dataclass
 class _Known:
-    """The calls with tensors of certain ranks: the shapes so far, and for each tensor the dimensions that vary."""
+    """The calls with tensors of certain ranks: the first shapes, for each tensor the dimensions that vary, and all shapes
+    so far."""
 
-    shapes: set[Shapes]
+    first: Shapes
     varying: list[set[int]]
+    shapes: set[Shapes] = field(default_factory=set)
 
 
 @dataclass
@@ -37,11 +39,13 @@ class Marking:
     known: dict[tuple[tuple[int, torch.dtype], ...], _Known] = field(default_factory=dict)
     # Whether sizes that vary are captured as such: not after that has failed.
     is_on: bool = True
+    # Whether the last call had new shapes.
+    is_new: bool = False
 
     @contextlib.contextmanager
     def marked(self, given: Any) -> Iterator[bool]:
-        """The context of a call that is `given` these arguments: what has varied is marked, if their shapes are new.
-        Yields whether anything is."""
+        """The context of a call that is `given` these arguments: what has varied is marked. Yields whether anything
+        is."""
         marked = self._mark(given) if self.is_on else []
         try:
             yield bool(marked)
@@ -55,15 +59,12 @@ class Marking:
         tensors = [leaf for leaf in pytree.tree_leaves(given) if type(leaf) is torch.Tensor]
         shapes = tuple(tensor.shape for tensor in tensors)
         kind = tuple((tensor.dim(), tensor.dtype) for tensor in tensors)
-        if (known := self.known.get(kind)) is None:
-            self.known[kind] = _Known({shapes}, [set() for _ in tensors])
-            return []
-        if shapes in known.shapes:
-            return []
-        earlier = next(iter(known.shapes))
-        for varying, before, now in zip(known.varying, earlier, shapes, strict=True):
-            varying.update(dimension for dimension, pair in enumerate(zip(before, now, strict=True)) if pair[0] != pair[1])
-        known.shapes.add(shapes)
+        known = self.known.setdefault(kind, _Known(shapes, [set() for _ in tensors]))
+        self.is_new = shapes not in known.shapes
+        if self.is_new:
+            known.shapes.add(shapes)
+            for varying, before, now in zip(known.varying, known.first, shapes, strict=True):
+                varying.update(dimension for dimension, pair in enumerate(zip(before, now, strict=True)) if pair[0] != pair[1])
         marked = []
         for tensor, varying in zip(tensors, known.varying, strict=True):
             dimensions = [dimension for dimension in varying if tensor.shape[dimension] >= LEAST]

@@ -58,6 +58,8 @@ def refusal(step: Any, error: InfeasibleBudget, needed: int, others: Mapping[str
 def _advice(step: Any, others: Mapping[str, int], coming: Coming) -> str:
     """Advice on what else would help, and on what the figures do not count."""
     advice = []
+    if "gradients that this call does not compute" in others:
+        advice.append("Gradients of an earlier step count: call zero_grad() before")
     if coming.begins_with_gradients:
         advice.append("Gradients of an earlier step count: where they are not added to, call zero_grad() before the forward pass")
     if coming.waiting:

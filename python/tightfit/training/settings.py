@@ -32,6 +32,14 @@ class Placement(Enum):
     INDUCTOR = auto()
 
 
+class Calls(Enum):
+    """How calls run."""
+
+    PLANNED = "planned"
+    EAGER = "eager"
+    EAGER_WHERE_ROOM = "eager where there is room"
+
+
 @dataclass(frozen=True)
 class Offload:
     """Tensors are placed by PyTorch's allocator, and may be away in this many bytes of another memory."""
@@ -49,8 +57,8 @@ class Settings:
     loss_memory: int | None = None
     placement: Placement | Offload = Placement.ALLOCATOR
     planner: str = "auto"
-    # Whether calls without gradients have plans, too, and do not run eagerly where there is room.
-    plans_evaluation: bool = False
+    # How calls without gradients run.
+    evaluation: Calls = Calls.EAGER_WHERE_ROOM
 
 
 def differentiated(joint: Any) -> int:
@@ -70,7 +78,7 @@ def settings(budget: Any, *, differentiable_outputs: bool = False, loss_memory: 
         raise OptionError(f"planner={planner!r} moves nothing, so it does not go with offload={offload!r}; give one of them")
     memory = None if loss_memory is None else size(loss_memory, "loss_memory")
     return Settings(budget_bytes(budget), seconds(deadline), differentiable_outputs, memory, placement, known,
-                    _plans_evaluation(evaluation, placement))
+                    _evaluation(evaluation, placement))
 
 
 def _placement(fused: bool, addresses: bool, offload: Any) -> Placement | Offload:
@@ -86,19 +94,19 @@ def _placement(fused: bool, addresses: bool, offload: Any) -> Placement | Offloa
     return Placement.INDUCTOR if fused else Placement.ADDRESSES if addresses else Placement.ALLOCATOR
 
 
-def _plans_evaluation(given: Any, placement: Placement | Offload) -> bool:
-    """Whether calls without gradients are planned. What has addresses or Inductor's code cannot run eagerly."""
+def _evaluation(given: Any, placement: Placement | Offload) -> Calls:
+    """How calls without gradients run. What has addresses or Inductor's code cannot run eagerly."""
     needs_plans = placement in (Placement.ADDRESSES, Placement.INDUCTOR)
     if given is None:
-        return needs_plans
+        return Calls.PLANNED if needs_plans else Calls.EAGER_WHERE_ROOM
     if given not in ("eager", "planned"):
-        raise OptionError(f"evaluation={given!r} is neither \"eager\", for calls without gradients that run as PyTorch runs them "
-                          "where the budget has room, nor \"planned\"")
+        raise OptionError(f"evaluation={given!r} is neither \"eager\", for calls without gradients that run as PyTorch runs them, "
+                          "nor \"planned\"; without it, those run eagerly for which the budget has room")
     if given == "eager" and needs_plans:
         name = "fused" if placement is Placement.INDUCTOR else "addresses"
         raise OptionError(f"with {name}=True calls without gradients have plans, too, so evaluation=\"eager\" does not go with it; "
                           "give one of them")
-    return given == "planned"
+    return Calls(given)
 
 
 def planner_named(given: Any) -> str:

@@ -101,11 +101,12 @@ class Varying:
             return min(fitting, key=math.prod)
         if above not in self.refused:
             try:
-                if self._used(above).joint.sizes:
+                if (step := self._used(above)).joint.sizes and step.may_fit():
                     return above
             except Exception:  # noqa: BLE001: the model may not go as far, as where positions have a table
                 pass
             self.refused.add(above)
+            self.steps.pop(above, None)
         return sizes
 
     def _above(self, sizes: Sizes) -> Sizes:
