@@ -96,7 +96,8 @@ def alike(node: fx.Node, source: fx.Node) -> bool:
 
 def laid_out_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors whose sizes vary always have the same shape and strides."""
-    return _expressions(one.shape) == _expressions(other.shape) and _expressions(one.stride()) == _expressions(other.stride())
+    sizes = ((*tensor.shape, *tensor.stride()) for tensor in (one, other))
+    return one.dim() == other.dim() and all(map(_equal, *map(_expressions, sizes)))
 
 
 def is_contiguous(node: fx.Node) -> bool:
@@ -106,10 +107,30 @@ def is_contiguous(node: fx.Node) -> bool:
         return node.meta["val"].is_contiguous()
     expected = sympy.Integer(1)
     for extent, stride in reversed(list(zip(_expressions(value.shape), _expressions(value.stride()), strict=True))):
-        if extent != 1 and stride != expected:
+        if extent != 1 and not _equal(stride, expected):
             return False
         expected *= extent
     return True
+
+
+@functools.cache
+def _equal(one: sympy.Expr, other: sympy.Expr) -> bool:
+    return one == other or sympy.expand(_without_maxima(one) - _without_maxima(other)) == 0
+
+
+def _without_maxima(of: sympy.Expr) -> sympy.Expr:
+    """An expression without the maxima of an integer and of what is never less: strides have them for extents of 0."""
+    known = {}
+    for part in of.atoms(Max):
+        integers, others = [one for one in part.args if one.is_Integer], [one for one in part.args if not one.is_Integer]
+        if len(others) == 1 and grows(others[0]) and _least(others[0]) >= max(integers):
+            known[part] = others[0]
+    return of.xreplace(known)
+
+
+def _least(of: sympy.Expr) -> sympy.Expr:
+    """The value of an expression that grows where all its symbols have their least value."""
+    return of.xreplace({symbol: sympy.Integer(LEAST) for symbol in of.free_symbols})
 
 
 def row_major(shape: Iterable[int]) -> list[int]:
@@ -142,7 +163,7 @@ def grows(of: sympy.Expr) -> bool:
         parts, divisor = (part.args[:1], part.args[1]) if isinstance(part, FloorDiv) else (part.args, sympy.Integer(1))
         if not (divisor.is_Integer and divisor > 0 and all(map(grows, parts))):
             return False
-        above[part] = sympy.Dummy() + part.xreplace({symbol: sympy.Integer(LEAST) for symbol in part.free_symbols})
+        above[part] = sympy.Dummy() + _least(part)
     found = sympy.expand(of.xreplace(above))
     if not found.free_symbols:
         return bool(found.is_number)

@@ -8,6 +8,7 @@ later ones now and then.
 from __future__ import annotations
 
 import math
+import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from .costs import libraries
 from .counting import Count
 from .execution import RESERVE
 
+_here = threading.local()
+
 # The kind of a call: the types of its tensors, other arguments, and the mode of the model; and the extents of its
 # tensors and other integers, up to a factor of two.
 Kind = tuple[tuple[Any, ...], tuple[int, ...]]
@@ -28,10 +31,10 @@ Kind = tuple[tuple[Any, ...], tuple[int, ...]]
 
 @dataclass
 class _Counted:
-    """The largest counted call of a kind: the elements that it was given, the bytes that it held in addition to what was
-    there, and how many calls of the kind there were."""
+    """The largest counted call of a kind: the elements of the tensors that it was given, the bytes that it held in
+    addition to what was there, and how many calls of the kind there were."""
 
-    elements: int
+    elements: tuple[int, ...]
     most: int
     calls: int = 0
 
@@ -50,16 +53,19 @@ class Evaluation:
     def run(self, call: Callable[[], Any], given: Any) -> tuple[bool, Any]:
         """Runs a call that was `given` these arguments, unless it has to be planned; returns whether it ran, and its
         result."""
+        if getattr(_here, "is_counting", False):
+            # It is part of a call that is counted.
+            return True, self._handed_out(call())
         Count.abandon()
         budget = self.backend.settings.budget
         if budget is None:
             return True, self._handed_out(call())
         tensors = _tensors(given)
         kind = _kind(given, self.backend.model)
-        elements = sum(tensor.numel() for tensor in tensors)
+        elements = tuple(max(tensor.numel(), 1) for tensor in tensors)
         known = self.counted.get(kind)
         expected = self._similar(kind, elements) if known is None else known.most
-        grown = 0 if known is None else math.ceil(known.most * max(elements / known.elements, 1) ** 2)
+        grown = 0 if known is None else math.ceil(known.most * max(_growth(elements, known.elements), 1) ** 2)
         free = self._free(budget, tensors, max(expected, grown))
         if self.is_bounded and (expected > free or free <= 0):
             return False, None
@@ -69,27 +75,31 @@ class Evaluation:
                 return True, self._handed_out(call())
         return True, self._handed_out(self._counted(call, tensors, kind, elements))
 
-    def _similar(self, kind: Kind, elements: int) -> int:
+    def _similar(self, kind: Kind, elements: tuple[int, ...]) -> int:
         """An estimate for a call of a kind that was not counted, from those that differ from it in extents alone, by a
         factor of two at most; 0 without any."""
-        close = [found for other, found in self.counted.items()
-                 if other[0] == kind[0] and found.elements <= 2 * elements and elements <= 2 * found.elements]
-        nearest = min(close, key=lambda found: abs(found.elements - elements), default=None)
-        return 0 if nearest is None else int(nearest.most * elements / nearest.elements)
+        given = sum(elements)
+        close = [found for other, found in self.counted.items() if other[0] == kind[0]
+                 and _growth(elements, found.elements) <= 2 and _growth(found.elements, elements) <= 2]
+        nearest = min(close, key=lambda found: abs(sum(found.elements) - given), default=None)
+        return 0 if nearest is None else int(nearest.most * given / sum(nearest.elements))
 
-    def _counted(self, call: Callable[[], Any], tensors: list[torch.Tensor], kind: Kind, elements: int) -> Any:
+    def _counted(self, call: Callable[[], Any], tensors: list[torch.Tensor], kind: Kind, elements: tuple[int, ...]) -> Any:
         """Runs a call, and counts what it holds. Warns, once, if it is too much."""
         budget, device = self.backend.settings.budget, self._device(tensors)
         self.own = self._own(device)
         free = self._free(budget, tensors, budget)
         count = Count.begin(device)
+        _here.is_counting = True
         try:
             result = call()
         finally:
+            _here.is_counting = False
             sections = count.end() if count is not None and count.is_running else []
         peak = max((section.peak for section in sections), default=0)
-        known = self.counted.setdefault(kind, _Counted(max(elements, 1), peak, calls=1))
-        known.elements, known.most = max(elements, known.elements), max(peak, known.most)
+        if sections:
+            known = self.counted.setdefault(kind, _Counted(elements, peak, calls=1))
+            known.elements, known.most = tuple(map(max, elements, known.elements)), max(peak, known.most)
         if peak > free and not self.has_warned:
             self.has_warned = True
             held = budget - free + peak
@@ -130,6 +140,11 @@ class Evaluation:
         if found is None:
             found = next(iter(tensors), torch.empty(0))
         return found.device
+
+
+def _growth(one: tuple[int, ...], other: tuple[int, ...]) -> float:
+    """The largest factor by which a tensor has more elements than another call's."""
+    return max((mine / theirs for mine, theirs in zip(one, other, strict=True)), default=1.0)
 
 
 def _tensors(items: Any) -> list[torch.Tensor]:

@@ -149,7 +149,8 @@ class Step:
         known = frozenset(argument.untyped_storage()._cdata for index, argument in enumerate(arguments)
                           if isinstance(argument, torch.Tensor) and index not in parameters)
         known_arguments = _storages(arguments) if self.joint.sizes else set()
-        tally = self._tally(arguments) if self.loss.is_counted(self.calls) else None
+        share = self._share(arguments)
+        tally = self._tally(arguments) if self.loss.is_counted(self.calls, share) else None
         try:
             with self._window():
                 outputs, saved = plan.code.forward(arguments)
@@ -158,7 +159,7 @@ class Step:
             raise
         versions = {index: tensor._version for index, tensor in given.items()}
         pending = Pending(self, plan, saved, parameters, idle, given, versions, awaits, known=known,
-                          share=self._share(outputs), size=self._size(saved, known_arguments))
+                          share=share, size=self._size(saved, known_arguments))
         if tally is not None:
             self._counted_forward(pending, tally)
         if self.slab is not None:
@@ -247,13 +248,11 @@ class Step:
         made = {storage._cdata: block(storage.nbytes(), self.device) for storage in (tensor.untyped_storage() for tensor in tensors)}
         return sum(size for storage, size in made.items() if storage not in arguments)
 
-    def _share(self, outputs: Sequence[Any]) -> float:
-        """The elements of a call's outputs, as a share of those in the graph, whose sizes may be larger."""
-        if not self.joint.sizes:
-            return 1.0
-        here = sum(output.numel() for output in outputs if isinstance(output, torch.Tensor))
-        most = sum(output.meta["val"].numel() for output in self.joint.outputs if is_tensor(output))
-        return min(here / most, 1.0) if here else 1.0
+    def _share(self, arguments: Sequence[Any]) -> float:
+        """The elements of a call's batch, as a share of those in the graph, whose sizes may be larger."""
+        batch = [index for index in self._inputs if is_tensor(self.joint.primals[index])] if self.joint.sizes else []
+        here = sum(arguments[index].numel() for index in batch)
+        return here / sum(self.joint.primals[index].meta["val"].numel() for index in batch) if here else 1.0
 
     def _tally(self, arguments: Sequence[Any]) -> Tally | None:
         """Begins to count a step with these arguments, if possible."""
@@ -624,7 +623,7 @@ class Step:
         others["gradients that are returned"] = sum(gradient.nbytes for gradient in returned)
         others = {reason: size for reason, size in others.items() if size}
         if keeps:
-            others["what retain_graph=True keeps"] = plan.saved
+            others["what retain_graph=True keeps"] = pending.held()
         beside_plan = self.outside + self.reserve + sum(others.values())
         now = _with(plan, self.loss.memory.between)
         total = now.held.peak + beside_plan

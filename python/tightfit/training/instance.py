@@ -68,11 +68,15 @@ class Instance:
                     graph.erase_node(node)
 
     def _compare(self, node: fx.Node) -> None:
-        """Refuses sizes for which the graph was not captured, where calls make other results."""
+        """Refuses sizes for which the graph was not captured, where calls make other results. What is contiguous at these
+        sizes alone tells nothing about what others take."""
         made, varying = tensors(self.values[node]), tensors(node.meta[VARYING])
         if node.op == "call_function" and [list(tensor.shape) for tensor in made] != \
                 [[self._number(size) for size in tensor.shape] for tensor in varying]:
             raise CompileError(f"the graph of a batch of other sizes does not hold at these: {node.target} makes something else")
+        if isinstance(self.values[node], torch.Tensor) and self.values[node].is_contiguous() and not extents.is_contiguous(node):
+            # Where it is not contiguous, operators may copy it first.
+            self.is_exact = False
 
     def fix(self) -> None:
         """Makes its extents integers: the graph is for these sizes alone."""

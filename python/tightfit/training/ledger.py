@@ -47,8 +47,8 @@ class Pending:
     outputs: list[tuple[StorageWeakRef, int]] = field(default_factory=list)
     # The count of its step, if it is counted.
     tally: Tally | None = None
-    # Its outputs' elements, as a share of those that its step's graph has, and the bytes that only it holds, if that
-    # graph may be larger.
+    # Its batch's elements, as a share of those that its step's graph has, and the bytes that only it holds, if that graph
+    # may be larger.
     share: float = 1.0
     size: int | None = None
     # The storages of the loss whose backward pass runs, with their bytes.
@@ -180,7 +180,9 @@ class Ledger:
         `accumulated` the parameters whose gradients its plan counts."""
         self.outputs = [found for found in self.outputs if not found[0].expired()]
         waiting = sum(other.held() for other in self.pending if other is not own)
-        given = sum(size for _, size, pending, _ in self.outputs if own is None or pending is None or pending() is not own)
+        given = sum(size for _, size, pending, saved in self.outputs
+                    if pending is None or (other := pending()) is None
+                    or not (other is own or (saved and other.saved is not None)))
         state = max(self.reserved, sum(self.states.values()))
         buckets = sum(self.buckets.values())
         if buckets:

@@ -18,6 +18,8 @@ _TRIES = 3
 _SMALL = 32 << 10
 # Factor applied to a loss that was seen to grow.
 _GROWTH = 1.125
+# Factor by which a batch is larger than those that were counted, so that it is counted, too.
+_LARGER = 1.02
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class Loss:
         self._counted: LossMemory | None = None
         self._surveyed = 0
         self._tries = 0
+        # The largest share of the graph's batch that was counted.
+        self._share = 0.0
         self._is_never_counted = not is_counted
         self._is_stale = False
 
@@ -66,12 +70,13 @@ class Loss:
         """Whether the figures are neither counted nor declared."""
         return not self.is_known and self.declared is None and self.ledger.shares is None
 
-    def is_counted(self, calls: int) -> bool:
-        """Whether the step of forward pass number `calls` is counted: until the loss is known, then ever less often."""
+    def is_counted(self, calls: int, share: float) -> bool:
+        """Whether the step of forward pass number `calls`, with this share of the graph's batch, is counted: until the
+        loss is known, then ever less often, and with each larger share: what losses take need not grow in proportion."""
         if self._is_never_counted:
             return False
         self._tries += self._counted is None
-        return self._counted is None or self._is_stale or calls & (calls - 1) == 0
+        return self._counted is None or self._is_stale or share > _LARGER * self._share or calls & (calls - 1) == 0
 
     def before_backward(self, pending: Pending, surveyed: Surveyed) -> None:
         """Called when the loss has been computed, with what its autograd graph holds."""
@@ -91,7 +96,8 @@ class Loss:
 
     def counted(self, tally: Tally, section: Counted, share: float) -> None:
         """Called with the count from the end of the forward pass to the beginning of the model's backward pass, of a
-        call whose outputs are this share of the graph's."""
+        call whose batch is this share of the graph's."""
+        self._share = max(self._share, share)
         gradients = int(self.gradients * share)
         # Outputs that were freed in between do not make the loss smaller.
         kept = max(section.net + tally.released + tally.targets - gradients, 0)

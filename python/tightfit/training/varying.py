@@ -43,8 +43,8 @@ class Varying:
         # The graph as it was captured; nothing was simplified, which would restrict its sizes.
         self.joint = Joint.captured(self.module, arguments, outputs)
         self.steps: OrderedDict[Sizes, Step] = OrderedDict()
-        # Sizes whose step cannot be made, or has no plan within the budget.
-        self.refused: set[Sizes] = set()
+        # Sizes whose step cannot be made, or had no plan within the budget, with the bytes that the loop held then.
+        self.refused: dict[Sizes, int] = {}
         # Number of forward passes of steps that are no longer kept.
         self.past = 0
         self._sizes = [index for index, primal in enumerate(self.joint.primals) if isinstance(primal.meta["val"], int | torch.SymInt)]
@@ -70,7 +70,7 @@ class Varying:
             if at == sizes:
                 raise
         # What does not fit at larger sizes may fit at these.
-        self.refused.add(at)
+        self.refused[at] = _held(self.steps[at])
         return self._used(sizes).forward(arguments)
 
     def backward(self, arguments: list[Any]) -> list[Any]:
@@ -95,7 +95,7 @@ class Varying:
         if sizes in self.steps or not self.is_shared or min(sizes) < extents.LEAST:
             return sizes
         above = self._above(sizes)
-        larger = [at for at, step in self.steps.items() if step.joint.sizes and at not in self.refused and _covers(at, sizes)]
+        larger = [at for at, step in self.steps.items() if step.joint.sizes and _covers(at, sizes) and not self._is_refused(at, step)]
         fitting = [at for at in larger if _is_free(self.steps[at]) or _covers(above, at)]
         if fitting:
             return min(fitting, key=math.prod)
@@ -105,9 +105,13 @@ class Varying:
                     return above
             except Exception:  # noqa: BLE001: the model may not go as far, as where positions have a table
                 pass
-            self.refused.add(above)
+            self.refused[above] = 0
             self.steps.pop(above, None)
         return sizes
+
+    def _is_refused(self, sizes: Sizes, step: Step) -> bool:
+        """Whether a step has no plan while the loop holds as much as now."""
+        return sizes in self.refused and _held(step) >= self.refused[sizes]
 
     def _above(self, sizes: Sizes) -> Sizes:
         """The next sizes on the scale."""
@@ -123,6 +127,10 @@ class Varying:
             return Joint.of(module, self.arguments, self.outputs, sizes=tuple(self._sizes))
         instance.fix()
         return Joint.of(module, self.arguments, self.outputs)
+
+
+def _held(step: Step) -> int:
+    return sum(step.ledger.others().values())
 
 
 def _is_free(step: Step) -> bool:
