@@ -148,7 +148,7 @@ class Step:
         given = {index: arguments[index] for index in plan.code.saved_arguments}
         known = frozenset(argument.untyped_storage()._cdata for index, argument in enumerate(arguments)
                           if isinstance(argument, torch.Tensor) and index not in parameters)
-        known_arguments = _storages(arguments) if self.joint.sizes else set()
+        given_storages = _storages(arguments) if self.joint.sizes else set()
         share = self._share(arguments)
         tally = self._tally(arguments) if self.loss.is_counted(self.calls, share) else None
         try:
@@ -159,7 +159,7 @@ class Step:
             raise
         versions = {index: tensor._version for index, tensor in given.items()}
         pending = Pending(self, plan, saved, parameters, idle, given, versions, awaits, known=known,
-                          share=share, size=self._size(saved, known_arguments))
+                          share=share, size=self._size(saved, given_storages))
         if tally is not None:
             self._counted_forward(pending, tally)
         if self.slab is not None:

@@ -99,7 +99,7 @@ class Varying:
         fitting = [at for at in larger if _is_free(self.steps[at]) or _covers(above, at)]
         if fitting:
             return min(fitting, key=math.prod)
-        if above not in self.refused:
+        if above != sizes and above not in self.refused:
             try:
                 if (step := self._used(above)).joint.sizes and step.may_fit():
                     return above
