@@ -28,7 +28,7 @@ from .execution import Plan, Step
 from .marking import Marking
 from .optimizer_state import state_bytes
 from .planned import Swapped
-from .settings import Calls, Placement, settings
+from .settings import EvaluationMode, Placement, settings
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -121,7 +121,7 @@ def compile(
     compiled = torch.compile(frame(model), backend=backend.entry, fullgraph=True, **isolated())
     model._compiled_call_impl = Call(
         compiled, backend, None if loss is None else _with_loss(model, loss, backend),
-        None if asked.evaluation is Calls.PLANNED else _Eager(backend, loss))
+        None if asked.evaluation is EvaluationMode.PLANNED else _Eager(backend, loss))
     _Watch.over(model, backend)
     watch(model)
     return model
@@ -302,8 +302,7 @@ class Call:
         with self.options:
             if self.with_loss is None or "targets" not in kwargs:
                 return self.compiled(*args, **kwargs)
-            rest = {name: given for name, given in kwargs.items() if name != "targets"}
-            return self.with_loss(kwargs["targets"], args, rest)
+            return self.with_loss(kwargs["targets"], args, _without_targets(kwargs))
 
 
 class _Eager:
@@ -312,15 +311,19 @@ class _Eager:
     def __init__(self, backend: Backend, loss: Callable[[Any, Any], Any] | None) -> None:
         self.backend = backend
         self.loss = loss
-        self.evaluation = Evaluation(backend, is_bounded=backend.settings.evaluation is not Calls.EAGER)
+        self.evaluation = Evaluation(backend, is_bounded=backend.settings.evaluation is not EvaluationMode.EAGER)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
         """Runs a call unless it has to be planned; returns whether it ran, and its result."""
         model, loss = self.backend.model, self.loss
         if loss is None or "targets" not in kwargs:
             return self.evaluation.run(lambda: model._call_impl(*args, **kwargs), (args, kwargs))
-        rest = {name: given for name, given in kwargs.items() if name != "targets"}
+        rest = _without_targets(kwargs)
         return self.evaluation.run(lambda: loss(model._call_impl(*args, **rest), kwargs["targets"]), (args, kwargs))
+
+
+def _without_targets(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {name: given for name, given in kwargs.items() if name != "targets"}
 
 
 class _Watch:

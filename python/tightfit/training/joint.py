@@ -397,8 +397,9 @@ class _Document(Translator):
         with torch.no_grad():
             made = value.new_empty_strided(like.shape, like.stride()) if dense else value.new_empty(like.shape)
         name = f"gradient_{index}"
-        shape, strides = self.joint.primals[index].meta.get(LAID_OUT, (made.shape, made.stride()))
-        strides = strides if dense else row_major(shape)
+        shape, strides = made.shape, made.stride()
+        if (laid_out := self.joint.primals[index].meta.get(LAID_OUT)) is not None:
+            shape, strides = laid_out if dense else (laid_out[0], row_major(laid_out[0]))
         [empty] = self.builder.node(f"{name}_empty", "aten.new_empty_strided.default", "backward",
                                     [self.value(gradient), list(shape), list(strides)], {}, [made])
         [filled] = self.builder.node(f"{name}_own", "aten.copy_.default", "backward",

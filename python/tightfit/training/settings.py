@@ -32,8 +32,8 @@ class Placement(Enum):
     INDUCTOR = auto()
 
 
-class Calls(Enum):
-    """How calls run."""
+class EvaluationMode(Enum):
+    """How calls without gradients run."""
 
     PLANNED = "planned"
     EAGER = "eager"
@@ -58,7 +58,7 @@ class Settings:
     placement: Placement | Offload = Placement.ALLOCATOR
     planner: str = "auto"
     # How calls without gradients run.
-    evaluation: Calls = Calls.EAGER_WHERE_ROOM
+    evaluation: EvaluationMode = EvaluationMode.EAGER_WHERE_ROOM
 
 
 def differentiated(joint: Any) -> int:
@@ -94,11 +94,11 @@ def _placement(fused: bool, addresses: bool, offload: Any) -> Placement | Offloa
     return Placement.INDUCTOR if fused else Placement.ADDRESSES if addresses else Placement.ALLOCATOR
 
 
-def _evaluation(given: Any, placement: Placement | Offload) -> Calls:
+def _evaluation(given: Any, placement: Placement | Offload) -> EvaluationMode:
     """How calls without gradients run. What has addresses or Inductor's code cannot run eagerly."""
     needs_plans = placement in (Placement.ADDRESSES, Placement.INDUCTOR)
     if given is None:
-        return Calls.PLANNED if needs_plans else Calls.EAGER_WHERE_ROOM
+        return EvaluationMode.PLANNED if needs_plans else EvaluationMode.EAGER_WHERE_ROOM
     if given not in ("eager", "planned"):
         raise OptionError(f"evaluation={given!r} is neither \"eager\", for calls without gradients that run as PyTorch runs them, "
                           "nor \"planned\"; without it, those run eagerly for which the budget has room")
@@ -106,7 +106,7 @@ def _evaluation(given: Any, placement: Placement | Offload) -> Calls:
         name = "fused" if placement is Placement.INDUCTOR else "addresses"
         raise OptionError(f"with {name}=True calls without gradients have plans, too, so evaluation=\"eager\" does not go with it; "
                           "give one of them")
-    return Calls(given)
+    return EvaluationMode(given)
 
 
 def planner_named(given: Any) -> str:
