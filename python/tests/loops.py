@@ -41,6 +41,8 @@ class Run:
         self.records: list[tuple[str, str | None]] = []
         self.peaks: list[int] = []
         self.models: list[nn.Module] = []
+        # The budget, once several models share it.
+        self.shared: Any = None
         gc.collect()
         self.base = allocator.current()
 
@@ -50,6 +52,14 @@ class Run:
             return model
         self.models.append(model)
         return zoo.use_tightfit().compile(model, budget=self.budget, optimizer=optimizer, deadline=0.1, **options)
+
+    def together(self, *models: nn.Module, **options: Any) -> None:
+        """Compiles models that share the budget, if this run compiles."""
+        if self.budget is not None and self.shared is None:
+            self.shared = zoo.use_tightfit().Budget(self.budget)
+        for model in models if self.budget is not None else ():
+            self.models.append(model)
+            zoo.use_tightfit().compile(model, budget=self.shared, deadline=0.1, **options)
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[None]:
@@ -504,9 +514,146 @@ def resumed(run: Run) -> None:
         trained(run, trainer)
 
 
+class Deep(nn.Module):
+    """Blocks whose activations take far more than their parameters."""
+
+    def __init__(self, blocks: int, out: int = WIDTH) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
+                                    for _ in range(blocks))
+        self.head = nn.Linear(WIDTH, out)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+def rows(seed: int, count: int = 2048) -> torch.Tensor:
+    return torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+def adversaries(run: Run) -> None:
+    """A generator and a discriminator that share the budget; the generator's loss goes through the discriminator."""
+    generator, discriminator = Deep(4), Deep(3, out=1)
+    run.together(generator, discriminator)
+    optimizers = [torch.optim.Adam(model.parameters()) for model in (generator, discriminator)]
+    loss = functional.binary_cross_entropy_with_logits
+    ones, zeros = torch.ones(2048, 1), torch.zeros(2048, 1)
+    for step in range(4):
+        real, noise = rows(step), rows(100 + step)
+        with run.measured():
+            fake = generator(noise)
+            optimizers[1].zero_grad()
+            judged = loss(discriminator(real), ones) + loss(discriminator(fake.detach()), zeros)
+            judged.backward()
+            optimizers[1].step()
+            optimizers[0].zero_grad()
+            fooled = loss(discriminator(fake), ones)
+            fooled.backward()
+            optimizers[0].step()
+        run.record("losses", judged + fooled)
+        for model in (generator, discriminator):
+            run.state(model)
+
+
+def distilled(run: Run) -> None:
+    """A student that learns from a frozen teacher."""
+    teacher, student = Deep(6).requires_grad_(False).eval(), Deep(4)
+    run.together(teacher, student)
+    optimizer = torch.optim.AdamW(student.parameters())
+    for step in range(4):
+        x = rows(step)
+        with run.measured():
+            with torch.no_grad():
+                wanted = teacher(x)
+            optimizer.zero_grad()
+            loss = functional.mse_loss(student(x), wanted)
+            loss.backward()
+        run.record("loss", loss)
+        run.state(student)
+        optimizer.step()
+
+
+def contrastive(run: Run) -> None:
+    """Two encoders and one loss of both their outputs."""
+    first, second = Deep(4), Deep(3)
+    run.together(first, second)
+    optimizer = torch.optim.AdamW([*first.parameters(), *second.parameters()])
+    for step in range(4):
+        x, y = rows(step, 1024), rows(100 + step, 1024)
+        optimizer.zero_grad()
+        with run.measured():
+            one, other = functional.normalize(first(x)), functional.normalize(second(y))
+            loss = (one - other).square().mean() - (one - other.roll(1, 0)).square().mean()
+            loss.backward()
+        run.record("loss", loss)
+        for model in (first, second):
+            run.state(model)
+        optimizer.step()
+
+
+def views(run: Run) -> None:
+    """One encoder, called for two views of the batch before the backward pass."""
+    encoder = Deep(4)
+    run.together(encoder)
+    optimizer = torch.optim.AdamW(encoder.parameters())
+    for step in range(4):
+        x, y = rows(step, 1024), rows(100 + step, 1024)
+        optimizer.zero_grad()
+        with run.measured():
+            loss = functional.mse_loss(encoder(x), encoder(y))
+            loss.backward()
+        run.record("loss", loss)
+        run.state(encoder)
+        optimizer.step()
+
+
+def blockwise(run: Run) -> None:
+    """A model whose blocks were compiled one by one."""
+    model = Deep(6, out=CLASSES)
+    run.together(*model.blocks)
+    optimizer = torch.optim.AdamW(model.parameters())
+    classes = torch.arange(2048) % CLASSES
+    for step in range(4):
+        x = rows(step)
+        optimizer.zero_grad()
+        with run.measured():
+            loss = functional.cross_entropy(model(x), classes)
+            loss.backward()
+        run.record("loss", loss)
+        run.state(model)
+        optimizer.step()
+
+
+def actor_and_critic(run: Run) -> None:
+    """An actor whose loss goes through the critic, which is trained in turn."""
+    actor, critic = Deep(4), Deep(4, out=1)
+    run.together(actor, critic)
+    acts, criticizes = torch.optim.AdamW(actor.parameters()), torch.optim.AdamW(critic.parameters())
+    for step in range(4):
+        x, reward = rows(step), torch.ones(2048, 1)
+        with run.measured():
+            with torch.no_grad():
+                action = actor(x)
+            criticizes.zero_grad()
+            missed = functional.mse_loss(critic(action), reward)
+            missed.backward()
+        criticizes.step()
+        with run.measured():
+            acts.zero_grad()
+            gained = -critic(actor(x)).mean()
+            gained.backward()
+        acts.step()
+        run.record("losses", missed + gained)
+        for model in (actor, critic):
+            run.state(model)
+
+
 LOOPS: dict[str, Callable[[Run], None]] = {loop.__name__: loop for loop in (
     clipping, between, evaluated, autocast, autocast_with_dropout, half, scaler, two_forwards, frozen, tied,
     shapes, held_outputs, batch_gradient, hooks, asked, trainer_gpt2, trainer_bert, resumed,
+    adversaries, distilled, contrastive, views, blockwise, actor_and_critic,
 )}
 
 # The usual budget of a loop as a share of eager's peak, and the exceptions: some loops hold two forward passes at once,
@@ -514,6 +661,8 @@ LOOPS: dict[str, Callable[[Run], None]] = {loop.__name__: loop for loop in (
 SHARE = 0.95
 SHARES = {"half": 1.25, "two_forwards": 1.1, "asked": 1.3, "batch_gradient": 1.0, "frozen": 1.1, "trainer_gpt2": 0.85,
           "trainer_bert": 0.85, "resumed": 0.85}
+# Models that share a budget.
+SHARES |= dict.fromkeys(("adversaries", "distilled", "contrastive", "views", "blockwise", "actor_and_critic"), 0.6)
 
 
 # In the measuring process.

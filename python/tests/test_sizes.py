@@ -184,7 +184,7 @@ def test_a_step_whose_tensors_are_contiguous_by_chance_runs_no_smaller_batch():
 
 
 def test_a_moment_with_little_room_is_no_reason_to_refuse_a_plan_for_ever():
-    compiled = tightfit.compile(nn.Sequential(nn.Linear(8, 256), nn.Tanh()), "2MiB", deadline=0.05)
+    compiled = tightfit.compile(nn.Sequential(nn.Linear(8, 256), nn.Tanh()), "2080KiB", deadline=0.05)
     for rows in (300, 500):
         compiled(torch.randn(rows, 8)).sum().backward()
     waiting = [compiled(torch.randn(rows, 8)) for rows in (400, 400, 320)]

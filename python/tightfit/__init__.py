@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from .loading import load
     from .planning import Fitted, Graph, check, fit, modules, pareto, read_graph, report, sac, shard
     from .statistics import module_info
-    from .training.compiling import PlanInfo, compile, plans
+    from .training.budget import Budget
+    from .training.compiling import PlanInfo, compile, plans, release
     from .training.planned import Swapped
     from .training.stepping import TrainingStep, step
     from .training.studying import capture_step, explain, plan
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 _DEFINED_IN = {
     "AllocationError": "errors",
     "Analysis": "analysis",
+    "Budget": "training.budget",
     "BudgetExceeded": "errors",
     "CompileError": "errors",
     "ExportError": "errors",
@@ -73,6 +75,7 @@ _DEFINED_IN = {
     "plan": "training.studying",
     "plans": "training.compiling",
     "read_graph": "planning",
+    "release": "training.compiling",
     "report": "planning",
     "sac": "planning",
     "shard": "planning",
@@ -83,6 +86,7 @@ _DEFINED_IN = {
 __all__ = [
     "AllocationError",
     "Analysis",
+    "Budget",
     "BudgetExceeded",
     "CompileError",
     "ExportError",
@@ -114,6 +118,7 @@ __all__ = [
     "plan",
     "plans",
     "read_graph",
+    "release",
     "report",
     "sac",
     "shard",

@@ -8,10 +8,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+from . import _native
 from .errors import OptionError, TightfitError
+
+# Sizes are smaller than this, as in the program.
+_MOST_BYTES = 2**60
 
 
 def asked(function: Callable[..., Any], *given: Any, **options: Any) -> Any:
@@ -56,6 +61,21 @@ def text(given: Any, name: str) -> str:
     except UnicodeEncodeError as error:
         raise OptionError(f"{name}={given!r} cannot be written down: {error.reason}; give other text") from None
     return given
+
+
+def size(given: Any, name: str, *, or_else: str = "") -> int:
+    """A number of bytes, from an `int` or text with a unit."""
+    advice = (f"{name}={given!r} is no number of bytes from 0 to 2**60; write an int, or text such as \"6GiB\" or "
+              f"\"2.5GB\"{or_else}")
+    if isinstance(given, Integral) and not isinstance(given, bool) and 0 <= given < _MOST_BYTES:
+        # NumPy's integers, too.
+        return int(given)
+    if not isinstance(given, str):
+        raise OptionError(advice)
+    try:
+        return _native.size(given)
+    except OptionError:
+        raise OptionError(advice) from None
 
 
 def table(given: Any, name: str) -> Mapping[str, Any]:

@@ -21,6 +21,7 @@ from torch._guards import TracingContext
 
 from ..errors import CompileError
 from .admission import unsharded
+from .budget import Budget
 from .dynamo import admit
 from .execution import Step
 from .instance import is_symbolic
@@ -44,13 +45,15 @@ class Backend:
     `model` is given if known: its tensors that a graph does not use count too. `step` constructs the steps.
     """
 
-    def __init__(self, settings: Settings, model: nn.Module | None, name: str, *, step: Callable[..., Step] = Step) -> None:
+    def __init__(self, settings: Settings, budget: Budget, model: nn.Module | None, name: str, *,
+                 step: Callable[..., Step] = Step) -> None:
         self.settings = settings
         self.name = name
         self.step = step
-        self.ledger = ledger = Ledger()
         # A weak reference, since the model refers to its backend and has to die when the user releases it.
         self._model = None if model is None else weakref.ref(model, lambda _: ledger.forget())
+        budget.admit(has_addresses=settings.placement is Placement.ADDRESSES)
+        self.ledger = ledger = Ledger(budget, self._model)
         self.runs: list[Step | Varying] = []
         self.kinds: Counter[Any] = Counter()
 
@@ -75,7 +78,7 @@ class Backend:
         self._count(examples)
         detached = [] if self.settings.differentiable_outputs else _detach_all_but_losses(module)
         tensors = [item for item in examples if isinstance(item, torch.Tensor)]
-        device = device_of(tensors)
+        self.ledger.device = device = device_of(tensors)
         outside = _outside(self.model, tensors, device)
         # Loops call `backward` outside of autocast, where eager's backward pass makes no automatic casts.
         with torch._functorch.config.patch(backward_pass_autocast="off"), captured():
@@ -173,7 +176,7 @@ class _Compilation:
     def _varying(self, module: fx.GraphModule, outputs: int, step: Callable[[Joint], Step]) -> Varying:
         # Planned addresses are those of one set of sizes.
         is_shared = self._backend().settings.placement is not Placement.ADDRESSES
-        return Varying(module, self.arguments, outputs, step, is_shared=is_shared)
+        return Varying(module, self.arguments, outputs, step, self._backend().ledger.budget, is_shared=is_shared)
 
 
 def _boxed(method: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:

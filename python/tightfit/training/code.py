@@ -113,7 +113,8 @@ class _Generator:
         barrier = next(index for index, node in enumerate(running) if node["op"] == BARRIER)
         early, late = running[:barrier], running[barrier + 1:]
         owed = running[barrier]["args"][0]
-        tangents = [value["id"] for value in running[barrier]["outputs"]]
+        grown = roles.grown_value(self.document)
+        tangents = [value["id"] for value in running[barrier]["outputs"] if value["id"] != grown]
 
         needed = _read(late)
         results = roles.results(self.document)

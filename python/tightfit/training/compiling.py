@@ -21,8 +21,9 @@ from ..errors import CompileError, OptionError
 from .addresses import install
 from .admission import as_built, unsharded
 from .backend import Backend
+from .budget import Budget, budget_of
 from .dynamo import FAILURES, NOTHING, Capturing, frame, isolated, translated, uncaptured
-from .engine import watch
+from .engine import unwatch, watch
 from .evaluation import Evaluation
 from .execution import Plan, Step
 from .marking import Marking
@@ -35,7 +36,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 def compile(
     model: Module,
-    budget: int | str,
+    budget: int | str | Budget,
     *,
     optimizer: torch.optim.Optimizer | type | str | None = None,
     loss: Callable[[Any, Any], Any] | None = None,
@@ -50,8 +51,8 @@ def compile(
 ) -> Module:
     """Makes each forward and backward pass of `model` stay within `budget` bytes, and returns the model.
 
-    `budget` is an `int`, text such as `"6GiB"`, or `"min"` for the smallest that the planner reaches. It counts what
-    the model's device holds during a step: parameters, buffers, gradients, the batch, the optimizer's state, what is
+    `budget` is an `int`, text such as `"6GiB"` or `"80% of device"`, `"min"` for the smallest that the planner reaches,
+    or a `Budget` that several models share. It counts what the model's device holds during a step: parameters, buffers, gradients, the batch, the optimizer's state, what is
     saved for the backward pass, and what operators take while they run. Not included are memory that `optimizer.step()`
     takes for itself, and what the loop holds that is unrelated to this model.
 
@@ -110,11 +111,11 @@ def compile(
                            "model.module, and go on with what stands around it")
     as_built(model, "tightfit.compile")
     _can_have(loss, model, differentiable_outputs, loss_memory)
-    asked = settings(budget, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory, deadline=deadline,
+    asked = settings(differentiable_outputs=differentiable_outputs, loss_memory=loss_memory, deadline=deadline,
                      fused=fused, addresses=addresses, offload=offload, planner=planner, evaluation=evaluation)
     if asked.placement is Placement.ADDRESSES:
         install()
-    backend = Backend(asked, model, type(model).__name__)
+    backend = Backend(asked, budget_of(budget), model, type(model).__name__)
     if optimizer is not None:
         _trains(optimizer, model)
         backend.ledger.reserved = state_bytes(optimizer, model.parameters())
@@ -228,14 +229,30 @@ def plans(model: nn.Module) -> list[PlanInfo]:
     if not isinstance(call, Call):
         raise CompileError(f"this {type(model).__name__} was not compiled by tightfit.compile, whose model this takes; what "
                            "tightfit.step gives has its plans itself, as `.plans`")
-    return Plans(info(step, plan, step.settings.budget) for step in call.backend.steps for plan in step.made)
+    return Plans(info(step, plan) for step in call.backend.steps for plan in step.made)
 
 
-def info(step: Step, plan: Plan, budget: int | None) -> PlanInfo:
-    """The record of a plan made for a budget."""
+def release(model: Module) -> Module:
+    """Makes a compiled model what it was, and returns it: it no longer has plans, and its budget no longer counts what it
+    holds. Backward passes of calls that it made until then run as planned."""
+    call = getattr(model, "_compiled_call_impl", None)
+    if not isinstance(call, Call):
+        raise CompileError(f"this {type(model).__name__} was not compiled by tightfit.compile, so there is nothing to release")
+    if call.backend.ledger.tier is not None and call.backend.ledger.waits:
+        raise CompileError(f"a backward pass of this {type(model).__name__} may come that needs what is offloaded; run it first, or let "
+                           "go of the loss")
+    model._compiled_call_impl = None
+    _Watch.models.pop(model, None)
+    call.backend.ledger.forget()
+    unwatch(model)
+    return model
+
+
+def info(step: Step, plan: Plan) -> PlanInfo:
+    """The record of a plan."""
     held = plan.held
     return PlanInfo(
-        budget, held.peak + plan.beside, held.unplanned_peak + plan.beside, held.seconds,
+        plan.budget, held.peak + plan.beside, held.unplanned_peak + plan.beside, held.seconds,
         held.unplanned_seconds, held.bound_seconds, held.recomputed, step.batch(), bool(plan.accumulated),
         step.joint.has_backward, sorted(step.refused), step.name, step.measured_peak, plan.course.slab,
         held.below, tuple(Swapped(**facts) for facts in held.swapped),

@@ -204,29 +204,33 @@ class _Known:
         need not be made."""
         key = call.key
         if key not in self.costs and key not in self.refused:
-            Count.abandon()
-            if self.device.type != "cuda" and torch._C._autograd._profiler_enabled():
-                raise CompileError("a profiler is active, and what operators take is measured by PyTorch's profiler before the "
-                                   "first step; begin to profile after the first step of each kind of batch, and after the first "
-                                   "with gradients that are there already")
-            try:
-                cost = _measured(prepared(call, self.device, there), self.device)
-                if cost.peak == 0 and results > 0:
-                    raise LookupError("the allocator in use does not tell PyTorch's profiler what it hands out")
-                beside = max(cost.peak - max(results, sum(cost.results)), 0)
-                self.costs[key] = replace(cost, overwrites=self._overwrites(call, beside))
-                self.is_new = True
-                self.most = max(self.most, call.bytes_besides(there) + max(cost.peak, results))
-            except torch.AcceleratorError as error:
-                # Nothing can run on the device any more.
-                raise CompileError(f"measuring {call.op!r} on made-up inputs stopped {self.device}: {first_line(error)}; "
-                                   "please report this model") from error
-            except _REFUSALS as error:  # whatever an operator makes of made-up inputs
-                if is_out_of_memory(error):
-                    raise CompileError(f"there is not enough memory on {self.device} to measure {call.op!r} before the first "
-                                       f"step: {first_line(error)}; give a smaller batch") from None
-                self.refused[key] = f"{type(error).__name__}: {first_line(error)}"
+            with Count.aside(self.device):
+                self._measure(call, results, there)
         return self.costs.get(key) or self.refused[key]
+
+    def _measure(self, call: Call, results: int, there: Mapping[int, torch.Tensor]) -> None:
+        key = call.key
+        if self.device.type != "cuda" and torch._C._autograd._profiler_enabled():
+            raise CompileError("a profiler is active, and what operators take is measured by PyTorch's profiler before the "
+                               "first step; begin to profile after the first step of each kind of batch, and after the first "
+                               "with gradients that are there already")
+        try:
+            cost = _measured(prepared(call, self.device, there), self.device)
+            if cost.peak == 0 and results > 0:
+                raise LookupError("the allocator in use does not tell PyTorch's profiler what it hands out")
+            beside = max(cost.peak - max(results, sum(cost.results)), 0)
+            self.costs[key] = replace(cost, overwrites=self._overwrites(call, beside))
+            self.is_new = True
+            self.most = max(self.most, call.bytes_besides(there) + max(cost.peak, results))
+        except torch.AcceleratorError as error:
+            # Nothing can run on the device any more.
+            raise CompileError(f"measuring {call.op!r} on made-up inputs stopped {self.device}: {first_line(error)}; "
+                               "please report this model") from error
+        except _REFUSALS as error:  # whatever an operator makes of made-up inputs
+            if is_out_of_memory(error):
+                raise CompileError(f"there is not enough memory on {self.device} to measure {call.op!r} before the first "
+                                   f"step: {first_line(error)}; give a smaller batch") from None
+            self.refused[key] = f"{type(error).__name__}: {first_line(error)}"
 
     def _overwrites(self, call: Call, most: int) -> tuple[int, ...]:
         """The arguments that a call's result can overwrite, if this takes at most this many further bytes."""

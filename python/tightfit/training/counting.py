@@ -1,15 +1,17 @@
 """The bytes that PyTorch allocates while a step runs, as its profiler or CUDA's allocator reports them.
 
-Invariant: a thread has one count at a time, and beginning another ends it; a step that is not counted is not slowed
-down.
+Invariant: a count has what the thread allocates outside of planned steps, except its own; a step that is not counted,
+while no other is, is not slowed down.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -20,6 +22,8 @@ from . import addresses
 # Bytes of a tensor that is made and freed to mark a place among the allocations of a step; no other tensor is assumed
 # to have this size.
 _MARK = 41_957
+# Number of steps that may begin during a count: one whose backward pass never comes must not go on for ever.
+_MOST_STEPS = 64
 
 _here = threading.local()
 
@@ -37,96 +41,238 @@ class Counted:
         return Counted(max(self.peak, self.net + later.peak), self.net + later.net)
 
 
-class Count:
-    """A count that is running. Its profiler begins and ends outside of backward passes: autograd's engine keeps the
-    profiler that is active when a pass begins, and restores it afterwards."""
+_NOTHING = Counted(0, 0)
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.marks = 0
-        self._thread = threading.get_ident()
+
+class Count:
+    """A count that is open. Counts nest: what a step takes that begins during a count is that step's, and not counted."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        self._recorder = recorder
         self._is_open = True
-        self._start = 0
+        self._thread = threading.get_ident()
+        # Number of steps that began since.
+        self.steps = 0
+        # The sections since its beginning or last cut, and what was counted since the last of them.
         self._sections: list[Counted] = []
+        self._current = _NOTHING
 
     @staticmethod
     def begin(device: torch.device) -> Count | None:
-        """Begins to count, in place of any other count on this thread. `None` in a backward pass, or if allocations are
-        not reported because another profiler is active or the allocator was replaced."""
-        Count.abandon()
+        """Begins to count. `None` in a backward pass, or if allocations are not reported because another profiler is
+        active or the allocator was replaced."""
+        recorder = _recorder(device)
         if device.type == "cuda":
             is_reported = not addresses.is_installed()
         else:
-            is_reported = device.type == "cpu" and not torch._C._autograd._profiler_enabled()
+            is_reported = device.type == "cpu" and (recorder.is_on or not torch._C._autograd._profiler_enabled())
         if not is_reported or is_in_backward():
             return None
         if device.type == "cpu":
             _quieten()
-        _here.count = count = Count(device)
-        count._enter()
+        recorder.stop()
+        count = Count(recorder)
+        recorder.open.append(count)
+        if recorder.is_inside:
+            recorder.owner = count
+        recorder.start()
         return count
 
     @staticmethod
+    @contextlib.contextmanager
+    def aside(device: torch.device) -> Iterator[None]:
+        """Open counts leave out what is allocated in this context; one that begins inside counts it."""
+        recorder = _recorder(device)
+        if is_in_backward():
+            # The profiler cannot be stopped here.
+            recorder.clear()
+            yield
+            return
+        recorder.stop()
+        before, recorder.is_inside, recorder.owner = (recorder.is_inside, recorder.owner), True, None
+        try:
+            yield
+        finally:
+            recorder.stop()
+            recorder.is_inside, recorder.owner = before
+            for count in list(recorder.open):
+                count.steps += 1
+                if count.steps > _MOST_STEPS:
+                    count.end()
+            recorder.start()
+
+    @staticmethod
+    @contextlib.contextmanager
+    def backward(device: torch.device, own: Count | None) -> Iterator[None]:
+        """Inside a backward pass: what is allocated in this context is a section of a step's `own` count, and other counts
+        leave it out."""
+        recorder = _recorder(device)
+        recorder.mark(own, is_inside=True)
+        try:
+            yield
+        finally:
+            recorder.mark(own, is_inside=False)
+
+    @staticmethod
     def abandon() -> None:
-        """Ends the count of this thread, if there is one."""
-        if (count := getattr(_here, "count", None)) is not None:
-            count.end_if_running()
+        """Ends all counts of this thread."""
+        for recorder in _recorders():
+            recorder.clear()
 
     @staticmethod
     def settle() -> None:
-        """After a backward pass: ends the profiler of a count that was ended inside it."""
-        if getattr(_here, "is_due", False) and not is_in_backward():
-            _here.is_due = False
-            if torch._C._autograd._profiler_enabled():
-                end_profile()
+        """After a backward pass: ends the profiler of counts that were ended inside it."""
+        if not is_in_backward():
+            for recorder in _recorders():
+                recorder.settle()
 
     @property
     def is_running(self) -> bool:
         """Whether it is open, and this thread may end it: on a CPU only the thread that began it; on CUDA any, since
         backward passes run on other threads."""
-        return self._is_open and (self.device.type == "cuda" or self._thread == threading.get_ident())
+        return self._is_open and (self._recorder.device.type == "cuda" or self._thread == threading.get_ident())
 
-    def mark(self) -> None:
-        """Inside a backward pass: ends a section and begins the next one."""
-        self.marks += 1
-        if self.device.type == "cuda":
-            self._sections += self._leave()
-            self._enter()
-        else:
-            torch.empty(_MARK, dtype=torch.uint8)
+    @property
+    def net(self) -> int:
+        """Bytes that are held of what was counted since its last section."""
+        return self._current.net
+
+    def add(self, section: Counted) -> None:
+        """Adds what was counted next."""
+        self._current = self._current.then(section)
+
+    def divide(self) -> None:
+        """Ends one of its sections."""
+        self._sections.append(self._current)
+        self._current = _NOTHING
 
     def cut(self) -> Counted:
-        """Outside of backward passes: ends a section, returns its count, and begins the next one."""
-        [counted] = self._leave()
-        self._enter()
+        """Outside of backward passes: returns what was counted since its beginning or last cut, and goes on."""
+        self._recorder.stop()
+        self._recorder.start()
+        counted, self._sections, self._current = self._current, [], _NOTHING
         return counted
 
     def end(self) -> list[Counted]:
-        """Ends the count; returns what was counted since its beginning or last cut, in the sections between marks.
-        On a CPU, nothing if it ends in a backward pass."""
-        self._is_open = False
-        if self.device.type == "cpu" and is_in_backward():
-            _here.is_due = True
+        """Ends the count; returns what was counted since its beginning or last cut, in its sections. On a CPU, nothing
+        if it ends in a backward pass."""
+        is_inside = self._recorder.device.type == "cpu" and is_in_backward()
+        if not is_inside:
+            self._recorder.stop()
+        self.close()
+        if is_inside:
             return []
-        return self._sections + self._leave()
+        self._recorder.start()
+        return [*self._sections, self._current]
+
+    def close(self) -> None:
+        """It counts nothing more."""
+        self._is_open = False
+        if self in self._recorder.open:
+            self._recorder.open.remove(self)
 
     def end_if_running(self) -> None:
         """Ends it, unless it has ended."""
         if self.is_running:
             self.end()
 
-    def _enter(self) -> None:
+
+class _Recorder:
+    """What a thread allocates on processors, or everything on a GPU, for the counts that are open.
+
+    On processors a profiler records it. It begins and ends outside of backward passes: autograd's engine keeps the
+    profiler that is active when a pass begins, and restores it afterwards. Inside them, places are marked.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.open: list[Count] = []
+        # Inside a step, only its own count goes on, if it has one.
+        self.is_inside = False
+        self.owner: Count | None = None
+        self.is_on = False
+        # Where steps begin and end in what is being recorded, with their own counts.
+        self._marks: list[tuple[Count | None, bool]] = []
+        self._start = 0
+
+    def start(self) -> None:
+        """Begins to record, if there is a count for it."""
+        if self.is_on or not self.open or (self.is_inside and self.owner is None):
+            return
+        self.is_on = True
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
             self._start = torch.cuda.memory_allocated(self.device)
         else:
             begin_profile()
 
-    def _leave(self) -> list[Counted]:
+    def stop(self) -> None:
+        """Ends the recording, and tells the counts what was allocated."""
+        if not self.is_on:
+            return
+        self.is_on = False
         if self.device.type == "cuda":
-            return [Counted(torch.cuda.max_memory_allocated(self.device) - self._start,
-                            torch.cuda.memory_allocated(self.device) - self._start)]
-        return end_profile()
+            sections = [Counted(torch.cuda.max_memory_allocated(self.device) - self._start,
+                                torch.cuda.memory_allocated(self.device) - self._start)]
+        else:
+            sections = end_profile()
+        marks, self._marks = self._marks, []
+        for section, mark in itertools.zip_longest(sections, marks):
+            for count in self.open:
+                if not self.is_inside or count is self.owner:
+                    count.add(section)
+            if mark is not None:
+                self._turn(*mark)
+
+    def mark(self, own: Count | None, *, is_inside: bool) -> None:
+        """Marks the place inside a backward pass where a step begins or ends."""
+        if not self.is_on:
+            return
+        if self.device.type == "cuda":
+            self.stop()
+            self._turn(own, is_inside)
+            self.start()
+        else:
+            self._marks.append((own, is_inside))
+            torch.empty(_MARK, dtype=torch.uint8)
+
+    def _turn(self, own: Count | None, is_inside: bool) -> None:
+        if own is not None:
+            own.divide()
+        self.is_inside, self.owner = is_inside, own if is_inside else None
+
+    def clear(self) -> None:
+        """Ends all counts."""
+        for count in list(self.open):
+            count.close()
+        if not (self.device.type == "cpu" and is_in_backward()):
+            self.settle()
+
+    def settle(self) -> None:
+        """Ends a recording that no count needs."""
+        if self.is_on and not self.open:
+            if self.device.type == "cpu" and not torch._C._autograd._profiler_enabled():
+                # It was ended by others.
+                self.is_on = False
+            self.stop()
+            self.is_inside, self.owner = False, None
+            self._marks.clear()
+
+
+_gpus: dict[torch.device, _Recorder] = {}
+
+
+def _recorder(device: torch.device) -> _Recorder:
+    """The recorder of this thread, or of a GPU."""
+    if device.type == "cuda":
+        return _gpus.setdefault(device, _Recorder(device))
+    if not hasattr(_here, "recorder"):
+        _here.recorder = _Recorder(torch.device("cpu"))
+    return _here.recorder
+
+
+def _recorders() -> list[_Recorder]:
+    return [*_gpus.values(), *([_here.recorder] if hasattr(_here, "recorder") else [])]
 
 
 @dataclass(eq=False)
@@ -145,6 +291,10 @@ class Tally:
     targets: int = 0
     # Bytes of outputs that the loop freed.
     released: int = 0
+
+    def since(self) -> int:
+        """Bytes that were allocated since the forward pass, outside of other steps, and are still held."""
+        return (0 if self.before is None else self.before.net) + self.count.net
 
     def peak(self) -> tuple[int, int]:
         """The most bytes that the step held, and the index of the section in which it did."""

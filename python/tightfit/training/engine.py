@@ -48,16 +48,24 @@ def watch(model: nn.Module | None = None) -> None:
     @functools.wraps(run)
     def watched(outputs: Sequence[Any], gradients: Any, keeps: bool, creates: bool, *args: Any, **kwargs: Any) -> Any:
         calls = _before(outputs, creates=bool(creates))
+        # Those that the pass reaches through a call.
+        others = [pending for pending in waiting if pending.tally is not None and pending not in calls]
         try:
             return run(outputs, gradients, keeps, creates, *args, **kwargs)
         finally:
-            for pending in calls:
+            for pending in [*calls, *(other for other in others if other.saved is None)]:
                 pending.step.after_backward(pending)
             Count.settle()
 
     torch.autograd.graph._engine_run_backward = torch.autograd._engine_run_backward = watched
     _give_way(torch.autograd.profiler, "_prepare_profiler")
     _give_way(torch.autograd.profiler, "_enable_profiler")
+
+
+def unwatch(model: nn.Module) -> None:
+    """Backward passes that bypass plans of this model give no warning from now on."""
+    _models.discard(model)
+    _warned.discard(model)
 
 
 def _give_way(module: Any, name: str) -> None:

@@ -21,6 +21,8 @@ from .backend import Backend
 from .costs import libraries
 from .counting import Count
 from .execution import RESERVE
+from .ledger import storages
+from .nest import Demand, joined
 
 _here = threading.local()
 
@@ -56,8 +58,11 @@ class Evaluation:
         if getattr(_here, "is_counting", False):
             # It is part of a call that is counted.
             return True, self._handed_out(call())
-        Count.abandon()
-        budget = self.backend.settings.budget
+        with Count.aside(self._device(_tensors(given))):
+            return self._run(call, given)
+
+    def _run(self, call: Callable[[], Any], given: Any) -> tuple[bool, Any]:
+        budget = self.backend.ledger.budget.bytes
         if budget is None:
             return True, self._handed_out(call())
         tensors = _tensors(given)
@@ -72,6 +77,7 @@ class Evaluation:
         if known is not None:
             known.calls += 1
             if grown <= free and known.calls & (known.calls - 1):
+                self._note(known.most)
                 return True, self._handed_out(call())
         return True, self._handed_out(self._counted(call, tensors, kind, elements))
 
@@ -86,7 +92,7 @@ class Evaluation:
 
     def _counted(self, call: Callable[[], Any], tensors: list[torch.Tensor], kind: Kind, elements: tuple[int, ...]) -> Any:
         """Runs a call, and counts what it holds. Warns, once, if it is too much."""
-        budget, device = self.backend.settings.budget, self._device(tensors)
+        budget, device = self.backend.ledger.budget.bytes, self._device(tensors)
         self.own = self._own(device)
         free = self._free(budget, tensors, budget)
         count = Count.begin(device)
@@ -100,6 +106,7 @@ class Evaluation:
         if sections:
             known = self.counted.setdefault(kind, _Counted(elements, peak, calls=1))
             known.elements, known.most = tuple(map(max, elements, known.elements)), max(peak, known.most)
+            self._note(known.most)
         if peak > free and not self.has_warned:
             self.has_warned = True
             held = budget - free + peak
@@ -113,6 +120,11 @@ class Evaluation:
             )
         return result
 
+    def _note(self, most: int) -> None:
+        """Tells the forward passes that wait for their backward passes what a call takes before them."""
+        for pending in self.backend.ledger.budget.waiting():
+            pending.inner = joined(pending.inner, Demand(most, most))
+
     def _handed_out(self, result: Any) -> Any:
         """The result of a call, once it is in the ledger: the caller may hold it during later calls."""
         self.backend.ledger.hand_out(_tensors(result))
@@ -124,7 +136,10 @@ class Evaluation:
         own, gradients = self.own
         given = self.backend.ledger.size(tensors)
         device = self._device(tensors)
-        rest = budget - own - given - sum(self.backend.ledger.others().values()) - RESERVE - libraries(device)
+        ledger = self.backend.ledger
+        ledger.device = device
+        beside = sum(ledger.others(known=storages(tensors)).values()) + ledger.budget.held_by_loop(None)
+        rest = budget - own - given - beside - RESERVE - libraries(device)
         if wanted <= rest - gradients:
             return rest - gradients
         return rest - self.backend.ledger.size(

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from .. import extents
 from ..errors import BudgetExceeded, CompileError, InfeasibleBudget
@@ -27,9 +28,10 @@ from .costs import block, costed, libraries
 from .counting import Count, Tally
 from .engine import waiting
 from .joint import Joint, alike_only, document, is_tensor, largest
-from .ledger import Ledger, Pending
+from .ledger import Ledger, Moment, Pending, storages
 from .loss import Loss
-from .planned import Below, Held, apart, code, graph_peak, held, with_loss
+from .nest import NONE, Demand, Range, joined, reserve
+from .planned import Below, Held, apart, around, code, graph_peak, held, with_loss
 from .refusal import Coming, refusal
 from .settings import Offload, Placement, Settings, differentiated
 from .survey import Survey
@@ -37,9 +39,12 @@ from .tier import Tier
 
 # Bytes reserved for PyTorch's own allocations around a step: random states, views, tokens of a few bytes.
 RESERVE = 64 << 10
+# Bytes that no graph holds.
+_MUCH = 1 << 50
 # The most seconds of the search for a first step's plan, if another plan will follow.
 _FIRST = 0.25
 _LOSS = "loss outside of the model"
+_KEPT = "what the loss outside of the model keeps"
 
 
 @dataclass(frozen=True)
@@ -57,8 +62,31 @@ class Plan:
     between: int = 0
     # Whether another plan is made once the loss outside of the model is known.
     is_provisional: bool = False
+    # Whether it leaves as much as it can between the passes, since what follows there was not known.
+    is_narrow: bool = False
+    # The budget that it was made for; `None` if it was `"min"`.
+    budget: int | None = None
+    # Bytes that others get between its passes and hold to the end, for which it has room.
+    grown: int = 0
     # The addresses of its allocations.
     course: Course = field(default_factory=Course)
+
+    @functools.cached_property
+    def at_barrier(self) -> int:
+        """The bytes that its graph holds between the passes, without a loss."""
+        return at_barrier(self.held)
+
+    @functools.cached_property
+    def late(self) -> int:
+        """The most bytes that its graph holds from then on."""
+        return graph_peak(around(self.held.document, 0, _MUCH), self.held.moves) - _MUCH
+
+    def peak(self, grown: int) -> int:
+        """The most bytes that are held if others get this much between its passes."""
+        if grown == self.grown:
+            return self.held.peak
+        alone = graph_peak(around(self.held.document, self.between, 0), self.held.moves)
+        return max(alone, self.at_barrier + self.between + grown, self.late + grown)
 
     @property
     def saved(self) -> int:
@@ -75,6 +103,8 @@ class Step:
     update: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     # Whether gradients outlive its steps.
     accumulates = True
+    # Whether other steps may run between its forward and its backward pass, within the budget.
+    nests = True
     # Returns the object that moves a parameter or its state, if those may be away.
     resident: Callable[[torch.Tensor, bool], Any] | None = None
 
@@ -91,14 +121,23 @@ class Step:
         self.outside = outside
         # References to the parameters among them.
         self.outside_parameters = outside_parameters
-        self.plans: dict[tuple[frozenset[int], bool], list[Plan]] = {}
+        # By the gradients that exist, whether outputs are held, and how often the budget was changed.
+        self.plans: dict[tuple[frozenset[int], bool, int], list[Plan]] = {}
         self.made: list[Plan] = []
         # For each plan, the same plan with nothing overwritten.
         self.apart: dict[int, tuple[Plan, Plan]] = {}
         gradients = [node.meta["val"].untyped_storage() for node in joint.tangents if is_tensor(node)]
+        self.nests = self.nests and settings.placement is not Placement.ADDRESSES
         self.loss = Loss(differentiated(joint), sum({one._cdata: one.nbytes() for one in gradients}.values()),
                          settings.loss_memory, ledger, is_counted=settings.placement is not Placement.ADDRESSES)
         self._has_warned = False
+        # By the number of passes that wait when it begins: what other steps took between its passes, and the bytes that
+        # others got there and held to its end.
+        self._inner: dict[int, tuple[Demand, ...]] = {}
+        self._grown: dict[int, int] = {}
+        # By the number of passes that waited for its forward pass, and for a later one: what the loop held between the two.
+        self.held_since: dict[tuple[int, int], int] = {}
+        self._ranges: dict[tuple[frozenset[int], bool, int], Range] = {}
         # Whether the caller held the outputs during the last backward pass.
         self.holds_outputs: bool | None = None
         self.refused: dict[str, str] = {}
@@ -118,11 +157,22 @@ class Step:
         self._idle = [index for index, argument in enumerate(joint.arguments)
                       if argument.is_parameter and joint.gradients[index] is None]
 
+    @property
+    def budget(self) -> int | None:
+        """The budget in bytes; `None` if it is `"min"`."""
+        return self.ledger.budget.bytes
+
     # Called by AOTAutograd.
 
     def forward(self, arguments: list[Any]) -> list[Any]:
         """The forward pass: empties `arguments`; returns the outputs, and what the backward pass starts from."""
-        Count.abandon()
+        with Count.aside(self.device):
+            return self._forward(arguments)
+
+    def _forward(self, arguments: list[Any]) -> list[Any]:
+        waiting_before = self.ledger.budget.waiting()
+        for earlier in waiting_before if self.nests else ():
+            earlier.note(len(waiting_before))
         parameters = {index: arguments[index] for index in self._accumulating}
         self._forget_others(parameters)
         self.ledger.find_unread(arguments[index] for index in self._inputs)
@@ -134,32 +184,38 @@ class Step:
         if len(accumulated) < len(there):
             others["gradients that hooks wait for"] = self.ledger.size(
                 tensor.grad for index, tensor in there.items() if index not in accumulated)
-        plan = self.plan(accumulated, others, arguments)
+        plan = self._planned_between(accumulated, others, arguments, len(waiting_before))
         if self.slab is not None:
             plan = self._begun(self.slab, plan, accumulated, others, arguments)
         if self.tier is not None:
             self.tier.room(plan.held.below, self.name)
         self.calls += 1
+        demand, moments = self._enter(waiting_before, plan, arguments)
         if plan.code.backward is None:
             with self._window():
                 outputs, _ = plan.code.forward(arguments)
             self.ledger.hand_out(outputs)
             return outputs
         given = {index: arguments[index] for index in plan.code.saved_arguments}
-        known = frozenset(argument.untyped_storage()._cdata for index, argument in enumerate(arguments)
-                          if isinstance(argument, torch.Tensor) and index not in parameters)
-        given_storages = _storages(arguments) if self.joint.sizes else set()
+        known = [StorageWeakRef(argument.untyped_storage()) for index, argument in enumerate(arguments)
+                 if isinstance(argument, torch.Tensor) and index not in parameters]
+        given_storages = storages(arguments) if self.joint.sizes else frozenset()
         share = self._share(arguments)
         tally = self._tally(arguments) if self.loss.is_counted(self.calls, share) else None
         try:
             with self._window():
                 outputs, saved = plan.code.forward(arguments)
         except BaseException:
-            Count.abandon()
+            if tally is not None:
+                tally.count.end_if_running()
             raise
         versions = {index: tensor._version for index, tensor in given.items()}
         pending = Pending(self, plan, saved, parameters, idle, given, versions, awaits, known=known,
-                          share=share, size=self._size(saved, given_storages))
+                          share=share, size=self._size(saved, given_storages), depth=len(waiting_before), demand=demand,
+                          moments=moments,
+                          batch={given[index].untyped_storage()._cdata: given[index].untyped_storage().nbytes()
+                                 for index in given if self.joint.arguments[index].phase == "input"},
+                          beside=sum(others.values()) - others.get(_KEPT, 0))
         if tally is not None:
             self._counted_forward(pending, tally)
         if self.slab is not None:
@@ -197,7 +253,6 @@ class Step:
         tally = pending.tally
         if tally is not None and tally.count.is_running and not is_batched:
             tally.released = pending.released()
-            tally.count.mark()
         held = self.ledger.held_outputs(pending)
         self.holds_outputs = held > 0
         keeps = torch._C._autograd._get_current_graph_task_keep_graph()
@@ -206,7 +261,7 @@ class Step:
         beside = {} if plan.holds_outputs else {"outputs of this call": held}
         if self.slab is not None:
             gone = frozenset(index for index in plan.accumulated if there[index] is None)
-            if not self.slab.goes_on(pending.begun, gone, self.settings.budget):
+            if not self.slab.goes_on(pending.begun, gone, self.budget):
                 beside["a slab that this step has no place in"] = self.slab.reserved
         self._room(pending, runs, there, beside, keeps=keeps)
         saved = pending.saved
@@ -217,10 +272,8 @@ class Step:
             pending.saved, pending.given = None, {}
             waiting.discard(pending)
         gradients: dict[int, torch.Tensor | None] = {index: there[index] for index in plan.accumulated}
-        with self._window(pending):
+        with Count.backward(self.device, None if tally is None or is_batched else tally.count), self._window(pending):
             made = runs.code.backward(saved, tangents, gradients)
-        if tally is not None and tally.count.is_running:
-            tally.count.mark()
         for index in self._gradients:
             gradient = made.pop(index) if index in made else gradients.pop(index)
             if index in unasked:
@@ -240,7 +293,7 @@ class Step:
 
     # Counting.
 
-    def _size(self, saved: Sequence[Any], arguments: set[int]) -> int | None:
+    def _size(self, saved: Sequence[Any], arguments: frozenset[int]) -> int | None:
         """The bytes that a forward pass saved of what it made, if its sizes may be smaller than the graph's."""
         if not self.joint.sizes:
             return None
@@ -274,7 +327,7 @@ class Step:
 
     def before_backward(self, pending: Pending, survey: Survey) -> None:
         """Called before the backward pass of a loss that was computed from the outputs of a call."""
-        known = pending.known | {storage.cdata for storage, *_ in self.ledger.outputs if not storage.expired()}
+        known = pending.storages | {storage.cdata for storage, *_ in self.ledger.outputs if not storage.expired()}
         self.loss.before_backward(pending, survey.on(self.device, known))
 
     def after_backward(self, pending: Pending) -> None:
@@ -285,13 +338,12 @@ class Step:
         tally, pending.tally = pending.tally, None
         if tally is None or not tally.count.is_running:
             return
-        is_whole = tally.count.marks == 2
         sections = tally.count.end()
-        if is_whole and len(sections) == 3:
+        if len(sections) == 3:
             loss = sections[0] if tally.before is None else tally.before.then(sections[0])
             tally.sections += [loss, sections[1]]
             assumed = self.loss.memory.kept
-            self.loss.counted(tally, loss, pending.share)
+            self.loss.counted(tally, loss, pending.share, is_nested=bool(pending.inner))
             self._know_loss()
             peak, at = tally.peak()
             # What a loss keeps is also held during the backward pass.
@@ -301,7 +353,7 @@ class Step:
     def _warn(self, peak: int, at: str, learned: int, *, verb: str = "held") -> None:
         """Warns, once, of a step that held this `peak`, as `verb` says, of which `learned` bytes are the loss's and known
         only now. Optimizer state that is still to come is part of it."""
-        budget = self.settings.budget
+        budget = self.budget
         if budget is None or peak <= budget or self._has_warned:
             return
         self._has_warned = True
@@ -336,7 +388,7 @@ class Step:
                arguments: Sequence[Any]) -> Plan:
         """Begins a step with planned addresses. If those of a plan exceed the budget, another plan is made for that
         much less, and recorded in its turn."""
-        budget = self.settings.budget
+        budget = self.budget
         beside = self.outside + self.reserve + sum(others.values())
         passes = 2 if self.joint.has_backward else 1
         there = self.ledger.size(argument for argument in arguments if isinstance(argument, torch.Tensor))
@@ -360,27 +412,40 @@ class Step:
 
     # Plans.
 
-    def plan(self, accumulated: frozenset[int], others: Mapping[str, int], arguments: Sequence[Any]) -> Plan:
-        """The fastest plan that fits in addition to what else is held; a new one, measured with the arguments,
-        otherwise.
+    def _planned_between(self, accumulated: frozenset[int], others: Mapping[str, int], arguments: Sequence[Any], depth: int) -> Plan:
+        """The plan of a forward pass before whose backward pass other models of the budget may get gradients."""
+        grown = self._grown.get(depth, self.ledger.absent() if self.nests else 0)
+        try:
+            return self.plan(accumulated, others, arguments, depth, grown)
+        except InfeasibleBudget:
+            if depth in self._grown or not grown:
+                raise
+        # Nothing says yet that they come.
+        return self.plan(accumulated, others, arguments, depth)
+
+    def plan(self, accumulated: frozenset[int], others: Mapping[str, int], arguments: Sequence[Any], depth: int = 0,
+             grown: int = 0) -> Plan:
+        """The fastest plan that fits in addition to what else is held, and leaves enough for the steps between its
+        passes where `depth` others wait, and for the bytes that have `grown` there; a new one, measured with the
+        arguments, otherwise.
 
         Unless the caller freed the outputs before the last backward pass, a plan that allows them to be held is
         preferred. Raises `InfeasibleBudget`: less than its `needed` fits in neither case, and its `smallest` suffices
         in both.
         """
         beside = self.outside + self.reserve + sum(others.values())
-        room = self.settings.budget - self.gaps - beside if self.settings.budget is not None else None
+        room = self.budget - self.gaps - beside if self.budget is not None else None
         choices = [False] if self.holds_outputs is False or not self.joint.has_backward else [True, False]
         refused: list[InfeasibleBudget] = []
         for holds in choices:
-            plans = self.plans.setdefault((accumulated, holds), [])
-            if self.loss.is_known:
-                plans[:] = [plan for plan in plans if not self._is_outdated(plan)]
+            plans = self.plans.setdefault((accumulated, holds, self.ledger.budget.changes), [])
+            plans[:] = [plan for plan in plans if not self._is_outdated(plan, depth)]
+            leave = self._left(accumulated, holds, room, arguments, depth) if plans else 0
             for plan in plans:
-                if room is None or plan.held.peak <= room:
+                if room is None or (plan.peak(grown) <= room and (leave == 0 or plan.is_narrow or plan.at_barrier + leave <= room)):
                     return plan
             try:
-                plan = self._planned(accumulated, holds, room, beside, arguments)
+                plan = self._planned(accumulated, holds, room, beside, arguments, depth, grown)
             except InfeasibleBudget as error:
                 # Its traceback would keep this frame alive, and with it the forward pass that follows and its outputs.
                 refused.append(error.with_traceback(None))
@@ -391,35 +456,114 @@ class Step:
             plans.sort(key=lambda plan: plan.held.seconds)
             return plan
         # A plan for outputs that are held also works if they are not.
-        for plan in self.plans.get((accumulated, True), []):
-            if room is not None and plan.held.peak <= room:
+        for plan in self.plans.get((accumulated, True, self.ledger.budget.changes), []):
+            if room is not None and plan.peak(grown) <= room:
                 return plan
         self._warn_of_measuring(arguments, "No plan is within the budget")
         raise self._refusal(refused[0], min(error.needed for error in refused), accumulated, others, arguments)
 
     def may_fit(self) -> bool:
         """Whether the budget has room for its largest call, which is run to be measured, with what the loop holds."""
-        budget = self.settings.budget
+        budget = self.budget
         others = sum(self.ledger.others().values()) + self.outside + self.reserve
         return budget is None or largest(self.joint) + others <= budget
 
     def _planned(self, accumulated: frozenset[int], holds: bool, room: int | None, beside: int,
-                 arguments: Sequence[Any]) -> Plan:
+                 arguments: Sequence[Any], depth: int = 0, grown: int = 0) -> Plan:
         graph, search = self._search(accumulated, holds, arguments)
         between = self.loss.memory.between
         # If nothing is left of the budget, the refusal proves what would be needed.
         room = None if room is None else max(room, 1)
+
+        def made(plan: Held, *, is_provisional: bool, is_narrow: bool = False) -> Plan:
+            if grown:
+                plan = with_loss(plan, between, grown)
+            return Plan(plan, self._code(plan), accumulated, holds, beside, between, is_provisional, is_narrow, self.budget, grown)
+
+        if room is not None and self._is_unknown(depth):
+            narrow = made(self._range(accumulated, holds, arguments).narrow, is_provisional=True, is_narrow=True)
+            if narrow.held.peak <= room:
+                return narrow
+        if grown:
+            graph = around(graph, between, grown)
         if room is not None and self.loss.is_guess and graph_peak(graph) + between > room:
             # A loss that was never counted may take more than the guess. The smallest plan leaves the most for it.
-            least = search(None, min(self.settings.deadline, _FIRST))
+            least = search(graph, None, min(self.settings.deadline, _FIRST))
             if least.peak <= room:
-                return Plan(least, self._code(least), accumulated, holds, beside, between, is_provisional=True)
-        plan = search(room, self.settings.deadline)
-        return Plan(plan, self._code(plan), accumulated, holds, beside, between, is_provisional=not self.loss.is_known)
+                return made(least, is_provisional=True)
+        leave = self._left(accumulated, holds, room, arguments, depth)
+        if leave - grown > between:
+            try:
+                plan = with_loss(search(around(graph, leave - grown), room, self.settings.deadline), between)
+                return made(plan, is_provisional=not self.loss.is_known)
+            except InfeasibleBudget:
+                narrow = made(self._range(accumulated, holds, arguments).narrow, is_provisional=not self.loss.is_known, is_narrow=True)
+                if narrow.held.peak <= room:
+                    # What follows is refused by itself if this leaves too little.
+                    return narrow
+        return made(search(graph, room, self.settings.deadline), is_provisional=not self.loss.is_known)
+
+    # Steps between its passes.
+
+    def _is_unknown(self, depth: int) -> bool:
+        """Whether other models of the budget may take memory between its passes, and no backward pass has shown it yet."""
+        return self.nests and self.joint.has_backward and self.ledger.budget.is_shared and depth not in self._inner
+
+    def _left(self, accumulated: frozenset[int], holds: bool, room: int | None, arguments: Sequence[Any], depth: int) -> int:
+        """The bytes that it has to leave between its passes for other steps."""
+        inner = self._inner.get(depth, ())
+        if room is None or not inner:
+            return 0
+        return reserve(room, self._range(accumulated, holds, arguments).barrier, inner)
+
+    def _range(self, accumulated: frozenset[int], holds: bool, arguments: Sequence[Any]) -> Range:
+        """The memory between the least and the most that its plans need."""
+        between = self.loss.memory.between
+        key = accumulated, holds, between
+        if key not in self._ranges:
+            graph, search = self._search(accumulated, holds, arguments)
+            seconds, most = min(self.settings.deadline, _FIRST), graph_peak(graph)
+            # With so much between the passes, only what is held there matters; with the difference of the least that is
+            # held there and at any time, both do.
+            held_there, least = at_barrier(search(around(graph, most), None, seconds)), search(graph, None, seconds).peak
+            narrow = with_loss(search(around(graph, max(least - held_there, between)), None, seconds), between)
+            whole = replace(narrow, document=graph, moves=())
+            self._ranges[key] = Range(narrow, Demand(held_there, at_barrier(whole)), Demand(min(least, narrow.peak), most))
+        return self._ranges[key]
+
+    def _enter(self, waiting: Sequence[Pending], plan: Plan, arguments: Sequence[Any]) -> tuple[Demand, Sequence[Moment]]:
+        """Tells the passes that wait what this one takes before their backward passes; returns what it holds between its
+        own passes, in addition to what was there, and what it told."""
+        if not waiting or not self.nests:
+            return NONE, ()
+        made = {storage.cdata for pending in waiting for storage, _ in pending.outputs if not storage.expired()}
+        there = [argument for index, argument in enumerate(arguments) if isinstance(argument, torch.Tensor)
+                 and (index not in self._inputs or argument.untyped_storage()._cdata in made)]
+        known = self.ledger.size([*there, *(arguments[index].grad for index in plan.accumulated)])
+        own = self._range(plan.accumulated, plan.holds_outputs, arguments) if self.joint.has_backward else \
+            Range(plan.held, Demand(), Demand(plan.held.peak, plan.held.unplanned_peak))
+        peak = own.peak.less(known)
+        moments = [(weakref.ref(pending), sum((other.demand for other in waiting[index + 1:]), peak))
+                   for index, pending in enumerate(waiting)]
+        _tell(moments, self._grown.get(len(waiting), 0))
+        return own.barrier.less(known), moments
+
+    def _learn(self, pending: Pending, beside: int) -> None:
+        """Notes what ran between the passes of a call; in its backward pass `beside` is what is held besides its plan."""
+        if not self.nests:
+            return
+        grown = max(beside - pending.beside, 0)
+        self._grown[pending.depth] = grown = max(self._grown.get(pending.depth, 0), grown)
+        _tell(pending.moments, grown)
+        found = self._inner.get(pending.depth, ())
+        for demand in pending.inner:
+            found = joined(found, demand)
+        self._inner[pending.depth] = found
 
     def _search(self, accumulated: frozenset[int], holds: bool,
-                arguments: Sequence[Any]) -> tuple[dict[str, Any], Callable[[int | None, float], Held]]:
-        """The graph of a call with its costs, and the function that finds a plan of it, given bytes and a deadline."""
+                arguments: Sequence[Any]) -> tuple[dict[str, Any], Callable[[dict[str, Any], int | None, float], Held]]:
+        """The graph of a call with its costs, and the function that finds a plan of it or of one like it, given bytes and
+        a deadline."""
         if self.slab is not None:
             self.slab.make_room()
         # What lies in the tier below another device cannot be used for measuring.
@@ -431,7 +575,7 @@ class Step:
         self.measuring = max(self.measuring, found.most)
         below = None if self.tier is None else Below(self.tier.size, *self.tier.rates)
         planned = found.document if not self.joint.sizes else alike_only(found.document, self.joint)
-        return planned, functools.partial(held, planned, below=below, with_residents=self.resident is not None,
+        return planned, functools.partial(held, below=below, with_residents=self.resident is not None,
                                                  planner=self.settings.planner)
 
     def _unmeasured(self, refused: dict[str, str]) -> None:
@@ -447,7 +591,7 @@ class Step:
 
     def _warn_of_measuring(self, arguments: Sequence[Any], answer: str) -> None:
         """Warns, once, that the budget was exceeded while operators were measured."""
-        budget, most = self.settings.budget, self.measuring
+        budget, most = self.budget, self.measuring
         there = self._there(arguments) - self.ledger.coming()
         held, self.measuring = there + most, 0
         if most and budget is not None and there <= budget < held and not self.has_exceeded:
@@ -474,20 +618,23 @@ class Step:
             self.apart[id(plan)] = plan, replace(plan, held=same, code=self._code(same, keeps=True))
         return self.apart[id(plan)][1]
 
-    def _is_outdated(self, plan: Plan) -> bool:
-        """Whether a plan was made before the loss was known as well as now, and another may be faster."""
-        if not plan.is_provisional or (plan.held.recomputed == 0 and plan.held.below == 0):
+    def _is_outdated(self, plan: Plan, depth: int) -> bool:
+        """Whether a plan was made before the loss, and what else is between the passes, was known as well as now, and
+        another may be faster."""
+        if not plan.is_provisional or not self.loss.is_known or self._is_unknown(depth) or (plan.held.recomputed == 0 and plan.held.below == 0):
             return False
-        return self.settings.budget is not None or plan.between < self.loss.memory.between
+        return self.budget is not None or plan.between < self.loss.memory.between
 
     def _know_loss(self) -> None:
-        """Updates the peaks of plans to what is now known about the loss."""
+        """Updates the peaks of plans to what is now known about the loss; what no longer fits is not run again, and keeps
+        its figures."""
         between = self.loss.memory.between
         for plans in self.plans.values():
             for index, plan in enumerate(plans):
                 if plan.between != between and self.loss.is_known:
                     plans[index] = now = _with(plan, between)
-                    self.made[:] = [now if made is plan else made for made in self.made]
+                    if self.budget is None or now.held.peak + now.beside <= self.budget:
+                        self.made[:] = [now if made is plan else made for made in self.made]
 
     def _graph(self, accumulated: frozenset[int], holds: bool, arguments: Sequence[Any]) -> dict[str, Any]:
         """The graph that is planned for a call with these arguments."""
@@ -508,8 +655,8 @@ class Step:
         added = frozenset(self._accumulating).difference(beside)
         if added == accumulated:
             return None, coming
-        _, search = self._search(added, self.holds_outputs is not False, arguments)
-        return search(None, self.settings.deadline).peak, coming
+        graph, search = self._search(added, self.holds_outputs is not False, arguments)
+        return search(graph, None, self.settings.deadline).peak, coming
 
     @functools.cached_property
     def most_saved(self) -> int:
@@ -538,7 +685,7 @@ class Step:
         does not compute, `accumulated` those whose existing gradients are part of the plan."""
         others = self._beside(pending, idle, accumulated)
         kept = self.loss.memory.kept
-        return others | {"what the loss outside of the model keeps": kept} if kept else others
+        return others | {_KEPT: kept} if kept else others
 
     def _there(self, arguments: Sequence[Any]) -> int:
         """Bytes that are held when a call with these arguments begins."""
@@ -548,10 +695,12 @@ class Step:
         return self.outside + sum(beside.values()) + self.ledger.size(gradients) + self.ledger.size(tensors)
 
     def _beside(self, pending: Pending | None, idle: list[torch.Tensor], accumulated: list[torch.Tensor]) -> dict[str, int]:
-        others = self.ledger.others(pending, accumulated)
+        known = self.ledger.read if pending is None else pending.storages
+        others = self.ledger.others(pending, accumulated, known)
         beside = [*idle, *(tensor for tensor in map(_referent, self.outside_parameters) if tensor is not None)]
-        size = self.ledger.size(tensor.grad for tensor in beside if tensor.grad is not None)
-        return others | {"gradients that this call does not compute": size} if size else others
+        found = {"gradients that this call does not compute": self.ledger.size(tensor.grad for tensor in beside if tensor.grad is not None),
+                 "what the loop holds since earlier calls": self.ledger.budget.held_by_loop(pending)}
+        return others | {reason: size for reason, size in found.items() if size}
 
     def _awaits_gradients(self) -> bool:
         """Whether data parallelism needs the gradients of the running forward pass to come from autograd.
@@ -611,13 +760,15 @@ class Step:
     def _room(self, pending: Pending, plan: Plan, there: Mapping[int, torch.Tensor | None], beside: Mapping[str, int], *,
               keeps: bool) -> None:
         """Refuses a backward pass if more is held than its plan was made for: `beside` are bytes that the plan assumes
-        to be freed, by reason, and `keeps` says that what the pass starts from stays for another pass."""
-        if self.settings.budget is None:
+        to be freed, by reason, and `keeps` says that what the pass starts from stays for another pass. Learns what came
+        between the passes."""
+        if self.budget is None:
             return
         others = self._others(pending, pending.idle, [pending.parameters[index] for index in plan.accumulated])
-        others |= beside
         gradients = {index: tensor.grad for index, tensor in pending.parameters.items() if tensor.grad is not None}
         since = [gradient for index, gradient in gradients.items() if index not in plan.accumulated]
+        self._learn(pending, sum(others.values()) - others.get(_KEPT, 0) + self.ledger.size(since))
+        others |= beside
         returned = [gradient for index, gradient in gradients.items() if index in plan.accumulated and there[index] is None]
         others["gradients that came since"] = self.ledger.size(since)
         others["gradients that are returned"] = sum(gradient.nbytes for gradient in returned)
@@ -627,23 +778,24 @@ class Step:
         beside_plan = self.outside + self.reserve + sum(others.values())
         now = _with(plan, self.loss.memory.between)
         total = now.held.peak + beside_plan
-        if total > self.settings.budget and now is not plan \
-                and _with(plan, 0).held.peak + beside_plan <= self.settings.budget:
-            # That peak was during the loss, which is over.
-            if pending.tally is None:
-                self._warn(total, _LOSS, total, verb="may have held")
+        if total > self.budget and plan.late + beside_plan <= self.budget:
+            # That peak was before the backward pass.
+            at_loss = plan.at_barrier + now.between + beside_plan
+            if now is not plan and pending.tally is None and at_loss > self.budget:
+                self._warn(at_loss, _LOSS, at_loss, verb="may have held")
             return
-        if total > self.settings.budget:
+        total = plan.late + beside_plan
+        if total > self.budget:
             reasons = {**others, "parameters and buffers that this call does not use": self.outside, "reserve": self.reserve}
             listed = ", ".join(f"{size:,} of {reason}" for reason, size in reasons.items() if size)
             whole = ", which overwrites nothing" if keeps else ""
             advice = ["let outputs go before it"] if beside.get("outputs of this call") else []
             advice += ["run each backward pass right after its forward pass", *(["without retain_graph"] if keeps else [])]
             raise BudgetExceeded(
-                f"this backward pass would hold {total:,} bytes, {total - self.settings.budget:,} "
-                f"more than the budget: in addition to the {now.held.peak:,} of its plan{whole}, there are {listed}. Nothing was computed. "
+                f"this backward pass would hold {total:,} bytes, {total - self.budget:,} "
+                f"more than the budget: in addition to the {plan.late:,} of its plan{whole}, there are {listed}. Nothing was computed. "
                 f"{', '.join(advice).capitalize()}, or raise the budget",
-                budget=self.settings.budget, needed=total,
+                budget=self.budget, needed=total,
             )
 
     def _unchanged(self, pending: Pending) -> None:
@@ -656,13 +808,21 @@ class Step:
                 )
 
 
+def at_barrier(plan: Held) -> int:
+    """The bytes that the graph of a plan holds between the passes, without a loss."""
+    return graph_peak(around(plan.document, _MUCH, 0), plan.moves) - _MUCH
+
+
+def _tell(moments: Sequence[Moment], grown: int) -> None:
+    """Tells the passes that wait what a step takes, with what others get between its passes and hold to its end."""
+    for reference, demand in moments:
+        if (outer := reference()) is not None:
+            outer.inner = joined(outer.inner, demand + Demand(grown, grown))
+
+
 def _with(plan: Plan, between: int) -> Plan:
     """The plan with its peak for a loss that takes `between` bytes between forward and backward pass."""
     return plan if plan.between == between else replace(plan, held=with_loss(plan.held, between), between=between)
-
-
-def _storages(items: Sequence[Any]) -> set[int]:
-    return {item.untyped_storage()._cdata for item in items if isinstance(item, torch.Tensor)}
 
 
 def _has_hooks(tensor: torch.Tensor) -> bool:

@@ -52,6 +52,8 @@ def fused(backend: Any, module: fx.GraphModule, examples: Sequence[Any], argumen
 class FusedStep(Step):
     """A captured graph with its plan, run by Inductor's kernels."""
 
+    nests = False
+
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.measured_peak: int | None = None
@@ -62,7 +64,7 @@ class FusedStep(Step):
         self._made: list[tuple[StorageWeakRef, int]] = []
 
     def _planned(self, accumulated: frozenset[int], holds: bool, room: int | None, beside: int,
-                 arguments: Sequence[Any]) -> Plan:
+                 arguments: Sequence[Any], depth: int = 0, grown: int = 0) -> Plan:
         found = costed(self._graph(accumulated, holds, arguments), self.device)
         self.refused = found.refused
         self.measuring = max(self.measuring, found.most)
@@ -72,7 +74,7 @@ class FusedStep(Step):
         except InfeasibleBudget:
             # No proof: fused, the same calls hold less.
             plan = search(None, self.settings.deadline)
-        return Plan(plan, None, accumulated, holds, beside)
+        return Plan(plan, None, accumulated, holds, beside, budget=self.budget)
 
     def run_forward(self, run: Callable[[list[Any]], Any], arguments: list[Any]) -> Any:
         """The forward pass: its first calls are measured."""
@@ -100,7 +102,7 @@ class FusedStep(Step):
         if peak is None:
             return
         self.measured_peak = max(self.measured_peak or 0, peak if self.device.type == "cuda" else before + peak)
-        budget = self.settings.budget
+        budget = self.budget
         if budget is not None and self.measured_peak > budget and not self._warned:
             self._warned = True
             warnings.warn(

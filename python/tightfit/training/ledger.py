@@ -6,7 +6,7 @@ Invariant: nothing is kept alive by being counted here; what the user's code fre
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,11 +15,17 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
+from .budget import Budget
 from .counting import Tally, expired
+from .nest import NONE, Demand
 from .tier import Tier
 
 # Bytes below which results of a call are not counted: the reserve covers them.
 _SMALL = 4096
+
+
+# A pass that waits for its backward pass, and what a step takes before that.
+Moment = tuple["weakref.ref[Pending]", Demand]
 
 
 @dataclass(eq=False)
@@ -41,8 +47,8 @@ class Pending:
     returns: bool
     # The number of its step, if that has planned addresses.
     begun: int | None = None
-    # The storages of its batch and buffers.
-    known: frozenset[int] = frozenset()
+    # The storages of its batch and buffers; while these references exist, no others have their numbers.
+    known: list[StorageWeakRef] = field(default_factory=list)
     # The storages of its outputs, with their bytes.
     outputs: list[tuple[StorageWeakRef, int]] = field(default_factory=list)
     # The count of its step, if it is counted.
@@ -53,6 +59,27 @@ class Pending:
     size: int | None = None
     # The storages of the loss whose backward pass runs, with their bytes.
     losses: list[tuple[StorageWeakRef, int]] = field(default_factory=list)
+    # The bytes of the tensors that it was given and saved, by storage: batch and incoming activations, no parameters.
+    batch: Mapping[int, int] = field(default_factory=dict)
+    # The number of passes that waited when it ran, and the bytes that were held besides its plan.
+    depth: int = 0
+    beside: int = 0
+    # What it holds between its passes in addition to what was there, and what other steps took there, each at one time.
+    demand: Demand = NONE
+    # What its step was told to take before the backward passes of those that waited when it ran.
+    moments: Sequence[Moment] = ()
+    inner: tuple[Demand, ...] = ()
+
+    @property
+    def storages(self) -> frozenset[int]:
+        """The numbers of the storages of its batch and buffers."""
+        return frozenset(storage.cdata for storage in self.known)
+
+    def note(self, depth: int) -> None:
+        """Notes what the loop holds since this pass when a later one begins, for which `depth` passes wait."""
+        if self.tally is not None and self.tally.count.is_running:
+            since = self.step.held_since
+            since[self.depth, depth] = max(since.get((self.depth, depth), 0), self.tally.since())
 
     def released(self) -> int:
         """Bytes of its outputs that the caller has freed."""
@@ -65,20 +92,28 @@ class Pending:
         return self.plan.saved if self.size is None else self.size
 
 
-@dataclass
+@dataclass(eq=False)
 class Ledger:
     """The bytes of one model's training, by holder."""
 
+    budget: Budget
+    # The model and its device, if they are known.
+    model: weakref.ref[nn.Module] | None = None
+    device: torch.device | None = None
     pending: weakref.WeakSet[Pending] = field(default_factory=weakref.WeakSet)
     # Storages that were given to callers, with their bytes, the forward pass that made them, and whether it saved them.
     outputs: list[tuple[StorageWeakRef, int, Any, bool]] = field(default_factory=list)
     # Storages of losses whose backward pass has run, with their bytes: a loop may keep them.
     losses: list[tuple[StorageWeakRef, int]] = field(default_factory=list)
-    # What the caller of the running call gave, and the storages among that which its graph does not read.
+    # What the caller of the running call gave, the storages that its graph reads, and those among what was given that it
+    # does not read.
     given: Any = ()
+    read: frozenset[int] = frozenset()
     unread: list[tuple[StorageWeakRef, int]] = field(default_factory=list)
     # The last backward pass in which gradients were made, and the parameters that had none before.
     fresh: tuple[int, set[int]] = (-1, set())
+    # References to the model's parameters and buffers, found again after each of its calls.
+    parts: list[weakref.ref[torch.Tensor]] | None = None
     # Bytes of optimizer state on the model's device: what is reserved for it, and what exists.
     reserved: int = 0
     states: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
@@ -93,12 +128,21 @@ class Ledger:
     # The nodes of autograd that accumulate gradients, with their parameters, by name: nodes keep parameters alive.
     nodes: dict[str, tuple[torch.Tensor, Any]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.budget.ledgers.add(self)
+
     def forget(self) -> None:
-        """Called when the model is gone."""
+        """Called when the model is gone, or no longer compiled."""
+        self.budget.ledgers.discard(self)
         self.nodes.clear()
         if self.tier is not None:
             self.tier.close()
             self.tier = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether a forward pass waits for its backward pass."""
+        return any(pending.saved is not None for pending in self.pending)
 
     def join(self, parallel: nn.parallel.DistributedDataParallel) -> None:
         """Notes that the model is trained by data parallelism: each of its gradients always has a place in a bucket."""
@@ -143,11 +187,12 @@ class Ledger:
         return max(self.reserved - sum(self.states.values()), 0)
 
     def find_unread(self, arguments: Iterable[Any]) -> None:
-        """Notes which tensors that the running call was given its graph does not have as `arguments`."""
-        known = {argument.untyped_storage()._cdata for argument in arguments if isinstance(argument, torch.Tensor)}
+        """Notes the `arguments` of the running call's graph, and which other tensors the call was given."""
+        self.parts = None
+        self.read = storages(arguments)
         given = [item for item in pytree.tree_leaves(self.given)
                  if type(item) is torch.Tensor and item.layout is torch.strided]
-        self.unread = [found for found in _storages(given) if found[0].cdata not in known]
+        self.unread = [found for found in _storages(given) if found[0].cdata not in self.read]
 
     def keep(self, losses: Iterable[tuple[StorageWeakRef, int]]) -> None:
         """Notes losses whose backward pass has run."""
@@ -157,6 +202,7 @@ class Ledger:
     def enter(self, pending: Pending, outputs: Iterable[Any]) -> None:
         """Notes that a forward pass saved something, and gave its outputs to its caller."""
         self.pending.add(pending)
+        self.budget.enter(pending)
         self.hand_out(outputs, weakref.ref(pending), pending.plan.code.saved_outputs)
         pending.outputs = [(storage, size) for storage, size, owner, _ in self.outputs
                            if owner is not None and owner() is pending]
@@ -175,14 +221,61 @@ class Ledger:
                    if owner is not None and owner() is pending and not storage.expired()
                    and not (saved and _is_all(storage, pending.saved or ())))
 
-    def others(self, own: Pending | None = None, accumulated: Iterable[torch.Tensor] = ()) -> dict[str, int]:
-        """What is held besides a call and its own tensors, by reason; `own` is the call's own forward pass, and
-        `accumulated` the parameters whose gradients its plan counts."""
+    def others(self, own: Pending | None = None, accumulated: Iterable[torch.Tensor] = (),
+               known: frozenset[int] = frozenset()) -> dict[str, int]:
+        """What is held besides a call and its own tensors, by reason; `own` is the call's own forward pass,
+        `accumulated` the parameters whose gradients its plan counts, and `known` the storages that it counts."""
+        found = self._held(own, accumulated, known)
+        seen = known | storages(self.tensors()) if self.budget.is_shared else known
+        beside = sum(other._total(seen) for other in self._neighbors())
+        if beside:
+            found["what other models of the budget hold"] = beside
+        return found
+
+    def absent(self) -> int:
+        """Bytes of gradients that the other models of the budget may get, and do not have."""
+        own = storages(self.tensors()) if self.budget.is_shared else frozenset()
+        missing = {tensor.untyped_storage()._cdata: tensor.nbytes for other in self._neighbors() for tensor in other.tensors()
+                   if tensor.requires_grad and tensor.grad is None}
+        return sum(size for storage, size in missing.items() if storage not in own)
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """The parameters and buffers that the model had on its device when it last ran, if the model is known."""
+        if self.parts is None:
+            model = None if self.model is None else self.model()
+            self.parts = [] if model is None else [weakref.ref(tensor) for tensor in (*model.parameters(), *model.buffers())]
+        for reference in self.parts:
+            tensor = reference()
+            if tensor is not None and (self.device is None or tensor.device == self.device):
+                yield tensor
+
+    def _neighbors(self) -> Iterable[Ledger]:
+        """The ledgers of the other models that have the same budget, on the same device."""
+        return (other for other in self.budget.ledgers if other is not self
+                and (self.device is None or other.device is None or other.device == self.device))
+
+    def _total(self, known: frozenset[int]) -> int:
+        """All that the model holds, but what lies in the `known` storages."""
+        own = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in self.tensors()}
+        tensors = sum(size for storage, size in own.items() if storage not in known)
+        return tensors + self._gradients(known) + sum(self._held(None, (), known).values())
+
+    def _gradients(self, known: frozenset[int]) -> int:
+        """Bytes of the gradients of the model's parameters that do not lie in the `known` storages."""
+        return self.size(tensor.grad for tensor in self.tensors()
+                         if tensor.grad is not None and tensor.untyped_storage()._cdata not in known)
+
+    def _held(self, own: Pending | None, accumulated: Iterable[torch.Tensor], known: frozenset[int]) -> dict[str, int]:
+        """What is held besides the model, its gradients and a call, by reason."""
         self.outputs = [found for found in self.outputs if not found[0].expired()]
         waiting = sum(other.held() for other in self.pending if other is not own)
-        given = sum(size for _, size, pending, saved in self.outputs
+        # What waits keeps its inputs alive; those that are outputs of calls count as such.
+        made = {storage.cdata for storage, *_ in self.outputs}
+        waiting += sum({storage: size for other in self.pending if other is not own and other.saved is not None
+                        for storage, size in other.batch.items() if storage not in made and storage not in known}.values())
+        given = sum(size for storage, size, pending, saved in self.outputs
                     if pending is None or (other := pending()) is None
-                    or not (other is own or (saved and other.saved is not None)))
+                    or not (other is own or storage.cdata in known or (saved and other.saved is not None)))
         state = max(self.reserved, sum(self.states.values()))
         buckets = sum(self.buckets.values())
         if buckets:
@@ -196,6 +289,11 @@ class Ledger:
                  "forward passes whose backward pass has not come": waiting, "outputs of other calls": given,
                  "losses of earlier steps": losses, "arguments that the graph does not read": unread}
         return {reason: size for reason, size in found.items() if size}
+
+
+def storages(items: Iterable[Any]) -> frozenset[int]:
+    """The storages of the tensors among some items."""
+    return frozenset(item.untyped_storage()._cdata for item in items if isinstance(item, torch.Tensor))
 
 
 def losses(roots: Iterable[Any]) -> list[tuple[StorageWeakRef, int]]:

@@ -94,11 +94,12 @@ class Loss:
             self._counted = LossMemory(max(memory.between, 2 * self._surveyed), memory.kept)
             self._is_stale = True
 
-    def counted(self, tally: Tally, section: Counted, share: float) -> None:
+    def counted(self, tally: Tally, section: Counted, share: float, *, is_nested: bool) -> None:
         """Called with the count from the end of the forward pass to the beginning of the model's backward pass, of a
-        call whose batch is this share of the graph's."""
+        call whose batch is this share of the graph's. `is_nested` says that other steps ran in between, which may have
+        made the gradients of the outputs, and were not counted."""
         self._share = max(self._share, share)
-        gradients = int(self.gradients * share)
+        gradients = 0 if is_nested else int(self.gradients * share)
         # Outputs that were freed in between do not make the loss smaller.
         kept = max(section.net + tally.released + tally.targets - gradients, 0)
         between = max(section.peak + tally.targets - gradients - kept, 0)

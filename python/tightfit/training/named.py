@@ -15,13 +15,14 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 
 from ..errors import CompileError, OptionError
 from .backend import Backend
+from .budget import budget_of
 from .engine import watch
 from .settings import Settings, settings
 
 _OPTIONS = ("budget", "differentiable_outputs", "loss_memory", "deadline", "fused", "offload", "planner")
 
-# One backend for each compiled function and its settings.
-_backends: dict[tuple[Any, Settings], Backend] = {}
+# One backend for each compiled function, budget and settings.
+_backends: dict[tuple[Any, Any, Settings], Backend] = {}
 
 
 def tightfit(module: fx.GraphModule, examples: Sequence[Any], *, options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
@@ -40,8 +41,9 @@ def tightfit(module: fx.GraphModule, examples: Sequence[Any], *, options: Mappin
             f"{code.co_name.removeprefix('torch_dynamo_resume_in_')}, and a budget is for the whole step; "
             "torch.compile(…, fullgraph=True) says what breaks it"
         )
-    key = code, settings(budget, **given)
+    shared = budget_of(budget)
+    key = code, budget if shared is budget else shared.bytes, settings(**given)
     if key not in _backends:
         watch()
-        _backends[key] = Backend(key[1], None, code.co_qualname if hasattr(code, "co_qualname") else code.co_name)
+        _backends[key] = Backend(key[2], shared, None, code.co_qualname if hasattr(code, "co_qualname") else code.co_name)
     return _backends[key](module, examples)

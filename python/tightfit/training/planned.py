@@ -16,6 +16,7 @@ import torch
 
 from .. import _native, cache
 from ..given import asked
+from . import roles
 from .code import UNSIZED, Code, Sized, generate
 from .joint import BARRIER
 from .transfers import Move, Transfers, movable
@@ -115,17 +116,39 @@ def _kept(name: str) -> Held | None:
 def apart(plan: Held) -> Held:
     """The same plan with nothing overwritten, as a graph that is kept for another backward pass needs it."""
     nodes = [{key: item for key, item in node.items() if key != "overwrites"} for node in plan.document["nodes"]]
-    return _changed(plan, nodes)
+    return _changed(plan, plan.document | {"nodes": nodes})
 
 
-def with_loss(plan: Held, between: int) -> Held:
-    """The same plan with a loss that takes `between` bytes between forward and backward pass."""
-    nodes = [node | {"workspace": between} if node["op"] == BARRIER else node for node in plan.document["nodes"]]
-    return _changed(plan, nodes)
+def with_loss(plan: Held, between: int, grown: int | None = None) -> Held:
+    """The same plan with a loss that takes `between` bytes between forward and backward pass, and `grown` bytes that
+    others get there (`None`: as many as before)."""
+    return _changed(plan, around(plan.document, between, grown))
 
 
-def _changed(plan: Held, nodes: list[dict[str, Any]]) -> Held:
-    document = plan.document | {"nodes": nodes}
+def around(document: Mapping[str, Any], between: int, grown: int | None = None) -> dict[str, Any]:
+    """A graph between whose passes `between` bytes are taken, and `grown` bytes that stay until the end (`None`: as many
+    as before)."""
+    changed = dict(document)
+    before, added = roles.grown_value(document), []
+    if grown is None:
+        before = None
+    if before is not None:
+        names = [name for name in document["output_names"] if name != roles.GROWN]
+        changed |= {"output_names": names, "outputs": [value for value in document["outputs"] if value != before]}
+    if grown:
+        value = 1 + max(output["id"] for node in document["nodes"] for output in node["outputs"] if output is not None)
+        added = [{"id": value, "shape": [grown], "dtype": "u8", "storage": len(document["storages"])}]
+        changed |= {"storages": [*document["storages"], grown], "outputs": [*changed["outputs"], value],
+                    "output_names": [*changed["output_names"], roles.GROWN]}
+
+    def surrounded(node: Mapping[str, Any]) -> dict[str, Any]:
+        return {**node, "workspace": between, "outputs": [*(output for output in node["outputs"] if output["id"] != before), *added]}
+
+    changed["nodes"] = [surrounded(node) if node["op"] == BARRIER else node for node in document["nodes"]]
+    return changed
+
+
+def _changed(plan: Held, document: dict[str, Any]) -> Held:
     return replace(plan, peak=graph_peak(document, plan.moves), document=document)
 
 

@@ -34,7 +34,7 @@ class Coming:
 def refusal(step: Any, error: InfeasibleBudget, needed: int, others: Mapping[str, int], coming: Coming) -> InfeasibleBudget:
     """The refusal of a graph in terms of the whole budget, of which the graph needs `needed`; `others` are held as
     well."""
-    budget = step.settings.budget
+    budget = step.budget
     beside = step.outside + step.reserve + sum(others.values())
     needed += beside
     beside += coming.gradients
@@ -65,6 +65,9 @@ def _advice(step: Any, others: Mapping[str, int], coming: Coming) -> str:
     if coming.waiting:
         advice.append("Run each backward pass right after its forward pass, and let go of losses and outputs of earlier calls: each "
                       f"further one takes up to {max(coming.waiting):,} bytes")
+        if not step.ledger.budget.is_shared:
+            advice.append("Where several forward passes come before a backward pass, budget=tightfit.Budget(…) makes the first leave "
+                          "room for the others")
     if step.accumulates and step.joint.has_backward and "optimizer state" not in others:
         advice.append("An optimizer's state comes on top, unless optimizer=… says which")
     if step.loss.is_guess and step.joint.has_backward:

@@ -30,6 +30,8 @@ _NAMES = {kind: f"{kind.value}_{{}}" for kind in (Kind.ARGUMENT, Kind.STATE, Kin
 _PATTERNS = {kind: re.compile(name.format(r"(\d+)")) for kind, name in _NAMES.items()}
 _CONSTANT = "constant_"
 _RESULT = "gradient "
+# The output that stands for what others get between the passes, and hold to the end.
+GROWN = "grown"
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,12 @@ def constant(target: str) -> str:
 def result(index: int) -> str:
     """The name of the output that is the gradient of an argument."""
     return f"{_RESULT}{index}"
+
+
+def grown_value(document: Mapping[str, Any]) -> int | None:
+    """The value that stands for what others get between the passes, and hold to the end, if there is one."""
+    named = dict(zip(document["output_names"], document["outputs"], strict=True))
+    return named.get(GROWN)
 
 
 def placed(document: Mapping[str, Any], kind: Kind) -> dict[int, int]:

@@ -1,4 +1,4 @@
-"""The user's settings for a model's training: the budget, and what it counts.
+"""The user's settings for a model's training: what its budget counts, and how its steps run.
 
 Invariant: every value was checked; sizes are bytes.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -15,10 +14,7 @@ from torch import fx
 
 from .. import _native
 from ..errors import OptionError
-from ..given import asked, flag
-
-# Sizes are smaller than this, as in the program.
-_MOST_BYTES = 2**60
+from ..given import asked, flag, size
 
 
 class Placement(Enum):
@@ -49,9 +45,8 @@ class Offload:
 
 @dataclass(frozen=True)
 class Settings:
-    """A budget in bytes (`None`: as few as possible) and the options of `tightfit.compile`."""
+    """The options of `tightfit.compile`."""
 
-    budget: int | None
     deadline: float = 1.0
     differentiable_outputs: bool = False
     loss_memory: int | None = None
@@ -67,7 +62,7 @@ def differentiated(joint: Any) -> int:
                if isinstance(tangent, fx.Node) and tangent.meta["val"].numel() > 1)
 
 
-def settings(budget: Any, *, differentiable_outputs: bool = False, loss_memory: Any = None,
+def settings(*, differentiable_outputs: bool = False, loss_memory: Any = None,
              deadline: Any = 1.0, fused: Any = False, addresses: Any = False, offload: Any = None,
              planner: Any = "auto", evaluation: Any = None) -> Settings:
     """Settings from the user's arguments. Raises `OptionError`."""
@@ -77,7 +72,7 @@ def settings(budget: Any, *, differentiable_outputs: bool = False, loss_memory: 
     if isinstance(placement, Offload) and known != "auto":
         raise OptionError(f"planner={planner!r} moves nothing, so it does not go with offload={offload!r}; give one of them")
     memory = None if loss_memory is None else size(loss_memory, "loss_memory")
-    return Settings(budget_bytes(budget), seconds(deadline), differentiable_outputs, memory, placement, known,
+    return Settings(seconds(deadline), differentiable_outputs, memory, placement, known,
                     _evaluation(evaluation, placement))
 
 
@@ -119,34 +114,6 @@ def planner_named(given: Any) -> str:
 def seconds(given: Any) -> float:
     """The seconds that the search for a plan may take: a number, or text such as `"500ms"`."""
     return asked(_native.seconds, given)
-
-
-def budget_bytes(given: Any) -> int | None:
-    """A budget from the user's argument: an `int` of bytes, `"6GiB"`, `"2.5GB"`, or `"min"` (`None`)."""
-    if isinstance(given, str) and given.strip().endswith("%"):
-        raise OptionError(f"budget={given!r} is a share, and what it is a share of is known only once the step was captured; "
-                          "write an int of bytes, text such as \"6GiB\" or \"2.5GB\", or \"min\" for the smallest")
-    if given == "min":
-        return None
-    budget = size(given, "budget", or_else=", or \"min\"")
-    if budget == 0:
-        raise OptionError(f"budget={given!r} has no room for anything; write the bytes that a step may hold, or \"min\" for the smallest")
-    return budget
-
-
-def size(given: Any, name: str, *, or_else: str = "") -> int:
-    """A number of bytes, from an `int` or text with a unit."""
-    advice = (f"{name}={given!r} is no number of bytes from 0 to 2**60; write an int, or text such as \"6GiB\" or "
-              f"\"2.5GB\"{or_else}")
-    if isinstance(given, Integral) and not isinstance(given, bool) and 0 <= given < _MOST_BYTES:
-        # NumPy's integers, too.
-        return int(given)
-    if not isinstance(given, str):
-        raise OptionError(advice)
-    try:
-        return _native.size(given)
-    except OptionError:
-        raise OptionError(advice) from None
 
 
 def too_few(budget: int, needed: int) -> str:

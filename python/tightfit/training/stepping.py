@@ -19,6 +19,7 @@ from ..errors import CompileError, OptionError
 from ..given import flag
 from .admission import as_built
 from .backend import Backend
+from .budget import Budget, budget_of
 from .compiling import Call, PlanInfo, info
 from .dynamo import isolated
 from .execution import Step
@@ -53,7 +54,7 @@ def step(
     loss_fn: Callable[[Any, Any], torch.Tensor] | None,
     optimizer: torch.optim.Optimizer,
     *,
-    budget: int | str,
+    budget: int | str | Budget,
     outputs: bool = False,
     deadline: float | str = 1.0,
     offload: int | str | None = None,
@@ -108,19 +109,20 @@ def step(
                           "None where the model returns its loss")
     flag(outputs, "outputs")
     updates = Updates(optimizer)
-    return TrainingStep(model, loss_fn, updates, settings(budget, deadline=deadline, offload=offload), outputs)
+    return TrainingStep(model, loss_fn, updates, settings(deadline=deadline, offload=offload), budget_of(budget), outputs)
 
 
 class TrainingStep:
     """One training step, to be called with a batch; `tightfit.step` makes it."""
 
-    def __init__(self, model: nn.Module, loss_fn: Any, updates: Updates, asked: Settings, outputs: bool) -> None:
+    def __init__(self, model: nn.Module, loss_fn: Any, updates: Updates, asked: Settings, budget: Budget,
+                 outputs: bool) -> None:
         # The backend refers to the model weakly; the module that is compiled holds it.
         self._residents = None
         if isinstance(asked.placement, Offload):
             tensors = [parameter for group in updates.optimizer.param_groups for parameter in group["params"]]
             self._residents = Residents(updates.optimizer, Tier(asked.placement.size, device_of(tensors)))
-        self._backend = Backend(asked, model, type(model).__name__,
+        self._backend = Backend(asked, budget, model, type(model).__name__,
                                 step=functools.partial(_WholeStep, updates, self._residents))
         if self._residents is not None:
             self._backend.ledger.tier = self._residents.tier
@@ -153,7 +155,7 @@ class TrainingStep:
     @property
     def plans(self) -> list[PlanInfo]:
         """The plans that were made so far, in their order."""
-        return [info(found, plan, found.settings.budget) for found in self._backend.steps for plan in found.made]
+        return [info(found, plan) for found in self._backend.steps for plan in found.made]
 
 
 class _Whole(nn.Module):
@@ -193,6 +195,7 @@ class _WholeStep(Step):
     """A captured graph whose plans include all updates."""
 
     accumulates = False
+    nests = False
 
     def __init__(self, updates: Updates, residents: Residents | None, joint: Joint, settings: Settings, ledger: Ledger, device: torch.device,
                  name: str, outside: int, outside_parameters: Sequence[Any] = ()) -> None:

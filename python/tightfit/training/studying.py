@@ -22,6 +22,7 @@ from ..given import flag, text
 from ..memoryless import is_memoryless, made_fake
 from .admission import as_built
 from .backend import Backend
+from .budget import Budget, budget_of
 from .compiling import PlanInfo, info
 from .costs import costed
 from .dynamo import Capturing, translated
@@ -29,7 +30,7 @@ from .execution import Plan, Step
 from .joint import document
 from .optimizer_state import state_bytes
 from .planned import held
-from .settings import budget_bytes, planner_named, seconds, settings, too_few
+from .settings import planner_named, seconds, settings, too_few
 
 
 class _Captured(Exception):
@@ -62,7 +63,7 @@ def capture_step(model: nn.Module, batch: Any, *, differentiable_outputs: bool =
     return _costed(step, measure=measure and _is_real(model, batch))
 
 
-def plan(model: nn.Module, batch: Any, budget: int | str = "min", *, machine: str | None = None,
+def plan(model: nn.Module, batch: Any, budget: int | str | Budget = "min", *, machine: str | None = None,
          optimizer: torch.optim.Optimizer | type | str | None = None, differentiable_outputs: bool = False,
          loss_memory: int | str | None = None, deadline: float | str = 1.0, planner: str = "auto") -> PlanInfo:
     """The plan that `tightfit.compile` would make for this batch, without running the model.
@@ -72,7 +73,7 @@ def plan(model: nn.Module, batch: Any, budget: int | str = "min", *, machine: st
     memory can be planned from the meta device; otherwise, and with `"cpu"`, they are measured on the model's device.
     `planner` is the name of one, as for `tightfit.compile`. Raises `InfeasibleBudget`.
     """
-    asked, limit, known = budget_bytes(budget), seconds(deadline), planner_named(planner)
+    asked, limit, known = budget_of(budget).bytes, seconds(deadline), planner_named(planner)
     machine = _predicted_for(model, batch, machine)
     step = _step(model, batch, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory)
     graph = _costed(step, measure=machine is None)
@@ -88,7 +89,7 @@ def plan(model: nn.Module, batch: Any, budget: int | str = "min", *, machine: st
             budget=asked or 0, needed=error.needed + beside, smallest=error.smallest + beside, binding=error.binding,
             live=error.live,
         ) from None
-    return info(step, Plan(found, None, frozenset(), True, beside), asked)
+    return info(step, Plan(found, None, frozenset(), True, beside, budget=asked))
 
 
 def explain(model: nn.Module, batch: Any, out: str | os.PathLike[str] = "report.html", *, machine: str | None = None,
@@ -113,8 +114,8 @@ def captured(model: nn.Module, batch: Any, machine: str | None, *, differentiabl
 def _step(model: nn.Module, batch: Any, *, differentiable_outputs: bool, loss_memory: Any) -> Step:
     as_built(model, "tightfit.plan")
     model, batch = made_fake(model, batch)
-    asked = settings("min", differentiable_outputs=differentiable_outputs, loss_memory=loss_memory)
-    backend = Backend(asked, model, type(model).__name__, step=_Studied)
+    asked = settings(differentiable_outputs=differentiable_outputs, loss_memory=loss_memory)
+    backend = Backend(asked, budget_of("min"), model, type(model).__name__, step=_Studied)
     args, kwargs = ((), batch) if isinstance(batch, Mapping) else (tuple(batch), {}) if isinstance(batch, (tuple, list)) \
         else ((batch,), {})
     call = torch.compile(model, backend=backend.entry, dynamic=False, fullgraph=True)

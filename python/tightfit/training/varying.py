@@ -21,6 +21,7 @@ from torch.fx.experimental.symbolic_shapes import free_symbols
 from .. import extents
 from ..errors import CompileError, InfeasibleBudget
 from ..nodes import tensors
+from .budget import Budget
 from .execution import Step
 from .instance import Instance
 from .joint import Argument, Joint
@@ -35,16 +36,19 @@ class Varying:
     """A graph whose sizes vary, run like a step. With `is_shared`, a step also runs smaller sizes than its own."""
 
     def __init__(self, module: fx.GraphModule, arguments: Sequence[Argument], outputs: int,
-                 step: Callable[[Joint], Step], *, is_shared: bool) -> None:
+                 step: Callable[[Joint], Step], budget: Budget, *, is_shared: bool) -> None:
         self.module = fx.GraphModule(module, copy.deepcopy(module.graph))
         self.arguments = arguments
         self.outputs = outputs
         self.step = step
+        self.budget = budget
         # The graph as it was captured; nothing was simplified, which would restrict its sizes.
         self.joint = Joint.captured(self.module, arguments, outputs)
         self.steps: OrderedDict[Sizes, Step] = OrderedDict()
         # Sizes whose step cannot be made, or had no plan within the budget, with the bytes that the loop held then.
         self.refused: dict[Sizes, int] = {}
+        # How often the budget had been changed then.
+        self.changes = 0
         # Number of forward passes of steps that are no longer kept.
         self.past = 0
         self._sizes = [index for index, primal in enumerate(self.joint.primals) if isinstance(primal.meta["val"], int | torch.SymInt)]
@@ -63,6 +67,9 @@ class Varying:
     def forward(self, arguments: list[Any]) -> list[Any]:
         """The forward pass, by a step for the sizes among the arguments."""
         sizes = tuple(arguments[index] for index in self._sizes)
+        if self.changes != self.budget.changes:
+            self.changes = self.budget.changes
+            self.refused.clear()
         at = self._chosen(sizes)
         try:
             return self._used(at).forward(arguments)

@@ -1,0 +1,247 @@
+"""Budgets that several models share, and how they are divided among passes that wait at the same time.
+
+Invariant: `test_loops.py` counts every byte of loops with a shared budget; here is what such a budget counts, changes and
+forgets, with results that have eager's bits.
+
+Tier: quick, since it takes 15 s.
+"""
+
+import copy
+import gc
+import random
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import tightfit
+
+if not hasattr(tightfit, "compile"):
+    pytest.skip("this tightfit has no `compile`", allow_module_level=True)
+
+from tightfit.training import budget as budgets  # noqa: E402
+from tightfit.training.nest import Demand, joined, reserve  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
+def net(width: int = 64, layers: int = 3) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(part for _ in range(layers) for part in (nn.Linear(width, width), nn.GELU())))
+
+
+def trained(model: nn.Module, rows: int = 512) -> torch.Tensor:
+    """Makes a step without an optimizer, and returns its loss."""
+    model.zero_grad()
+    inputs = torch.randn(rows, 64, generator=torch.Generator().manual_seed(1))
+    loss = model(inputs).square().mean()
+    loss.backward()
+    return loss.detach()
+
+
+def backend(model: nn.Module):
+    return model._compiled_call_impl.backend
+
+
+# Division.
+
+
+def test_the_reserve_is_the_largest_common_share():
+    for seed in range(200):
+        drawn = random.Random(seed)
+        own, inner, room = _demand(drawn), [_demand(drawn) for _ in range(drawn.randrange(1, 4))], drawn.randrange(4000)
+        left = reserve(room, own, inner)
+        shares = [step / 1000 for step in range(1001)]
+        fitting = [share for share in shares if all(own.at(share) + one.at(share) <= room for one in inner)]
+        share = max(fitting, default=0.0)
+        # The exact share is between this one and the next.
+        assert max(one.at(share) for one in inner) - 1 <= left <= max(one.at(min(share + 0.001, 1.0)) for one in inner) + 1
+        if fitting:
+            assert own.least + left <= room
+
+
+def _demand(drawn: random.Random) -> Demand:
+    least = drawn.randrange(1000)
+    return Demand(least, least + drawn.choice([0, drawn.randrange(2000)]))
+
+
+def test_demands_that_others_cover_are_not_kept():
+    found = ()
+    for demand in (Demand(3, 5), Demand(2, 4), Demand(1, 9), Demand(3, 6)):
+        found = joined(found, demand)
+    assert set(found) == {Demand(1, 9), Demand(3, 6)}
+    for least in range(20):
+        found = joined(found, Demand(100 + least, 200 - least))
+    assert len(found) <= 8
+    assert all(any(kept.covers(Demand(100 + least, 200 - least)) for kept in found) for least in range(20))
+
+
+# What counts.
+
+
+def test_what_other_models_hold_counts_until_they_are_released_or_gone():
+    budget = tightfit.Budget("64MiB")
+    first = tightfit.compile(net(), budget=budget, deadline=0.1)
+    alone = trained(first)
+    second = tightfit.compile(net(256, 4), budget=budget, optimizer="adamw")
+    size = sum(parameter.nbytes for parameter in second.parameters())
+    # The parameters and the state that is to come; two single numbers per parameter are small.
+    assert backend(first).ledger.others()["what other models of the budget hold"] - 3 * size in range(8 * 8 + 1)
+    assert torch.equal(trained(first), alone)
+    second(torch.randn(4, 256)).sum().backward()
+    assert backend(first).ledger.others()["what other models of the budget hold"] >= 4 * size
+    assert tightfit.release(second) is second
+    assert "what other models of the budget hold" not in backend(first).ledger.others()
+    third = tightfit.compile(second, budget=budget)
+    assert "what other models of the budget hold" in backend(first).ledger.others()
+    del second, third
+    gc.collect()
+    assert "what other models of the budget hold" not in backend(first).ledger.others()
+
+
+def test_tensors_that_models_share_count_once():
+    budget = tightfit.Budget("64MiB")
+    base = nn.Linear(512, 512)
+    models = [nn.Sequential(base, nn.Linear(512, 8)), nn.Sequential(base, nn.Linear(512, 16))]
+    for model in models:
+        tightfit.compile(model, budget=budget, deadline=0.1)
+    beside = backend(models[0]).ledger.others()["what other models of the budget hold"]
+    assert beside == sum(parameter.nbytes for parameter in models[1][1].parameters())
+
+
+def test_a_refusal_says_what_the_others_hold():
+    budget = tightfit.Budget("3MiB")
+    large = tightfit.compile(net(512, 2), budget=budget)
+    small = tightfit.compile(net(), budget=budget)
+    with pytest.raises(tightfit.InfeasibleBudget, match="bytes of what other models of the budget hold"):
+        trained(small, rows=4096)
+    assert large is not None
+
+
+def test_outputs_of_one_model_that_another_is_given_count_once():
+    budget = tightfit.Budget("64MiB")
+    first, second = (tightfit.compile(net(), budget=budget, deadline=0.1) for _ in range(2))
+    for _ in range(2):
+        given = first(torch.randn(2048, 64))
+        second(given).mean().backward()
+        del given
+    own = sum(tensor.nbytes for model in (first, second) for parameter in model.parameters() for tensor in (parameter, parameter.grad))
+    rows = 2048 * 64 * 4
+    # Nothing is recomputed: three saved inputs and three results of GELU in each, the gradients, and what they share once.
+    assert max(plan.peak for plan in tightfit.plans(second)) <= own + 17 * rows
+
+
+# Changes.
+
+
+def test_a_budget_that_is_raised_is_used_and_one_that_is_lowered_is_kept():
+    eager = net()
+    budget = tightfit.Budget("64MiB")
+    model = tightfit.compile(copy.deepcopy(eager), budget=budget, deadline=0.1)
+    assert budget.bytes == 64 << 20
+    wanted = trained(eager)
+
+    def now() -> tightfit.PlanInfo:
+        assert torch.equal(trained(model), wanted)
+        assert torch.equal(trained(model), wanted)
+        return tightfit.plans(model)[-1]
+
+    free = now()
+    assert free.recomputed == 0
+    budget.set(int(0.8 * free.peak))
+    tight = now()
+    assert tight.recomputed > 0
+    assert tight.peak <= tight.budget == budget.bytes
+    budget.set("64MiB")
+    assert now().recomputed == 0
+    with pytest.raises(tightfit.OptionError, match="no number of bytes"):
+        budget.set("plenty")
+    assert budget.bytes == 64 << 20
+
+
+def test_a_released_model_is_what_it_was():
+    eager = net()
+    model = tightfit.compile(copy.deepcopy(eager), budget=tightfit.Budget("64MiB"), deadline=0.1)
+    loss = model(torch.ones(8, 64)).sum()
+    tightfit.release(model)
+    # The plan's backward pass runs even so.
+    loss.backward()
+    eager(torch.ones(8, 64)).sum().backward()
+    assert all(torch.equal(mine.grad, theirs.grad) for mine, theirs in zip(model.parameters(), eager.parameters(), strict=True))
+    assert torch.equal(trained(model), trained(eager))
+    with pytest.raises(tightfit.CompileError, match="nothing to release"):
+        tightfit.release(model)
+    with pytest.raises(tightfit.CompileError, match="not compiled"):
+        tightfit.plans(model)
+    tightfit.compile(model, "64MiB", deadline=0.1)
+    assert torch.equal(trained(model), trained(eager))
+
+
+def test_addresses_share_no_budget(monkeypatch):
+    budget = tightfit.Budget("64MiB")
+    tightfit.compile(net(), budget=budget)
+    monkeypatch.setattr("tightfit.training.compiling.install", lambda: None)
+    with pytest.raises(tightfit.OptionError, match="cannot be shared"):
+        tightfit.compile(net(), budget=budget, addresses=True)
+
+
+def test_two_forward_passes_before_a_backward_pass_share_a_budget():
+    eager = net(layers=6)
+    inputs = [torch.randn(512, 64) for _ in range(2)]
+
+    def stepped(model: nn.Module) -> None:
+        model.zero_grad()
+        one, other = map(model, inputs)
+        functional.mse_loss(one, other).backward()
+
+    free = tightfit.compile(copy.deepcopy(eager), budget=tightfit.Budget("64MiB"), deadline=0.1)
+    for _ in range(2):
+        stepped(free)
+    most = max(plan.peak for plan in tightfit.plans(free))
+    budget = tightfit.Budget(int(0.7 * most))
+    model = tightfit.compile(copy.deepcopy(eager), budget=budget, deadline=0.1)
+    stepped(eager)
+    for _ in range(3):
+        stepped(model)
+        assert all(torch.equal(mine.grad, theirs.grad)
+                   for mine, theirs in zip(model.parameters(), eager.parameters(), strict=True))
+    assert all(plan.peak <= budget.bytes for plan in tightfit.plans(model))
+
+
+# What is given.
+
+
+@pytest.mark.parametrize(("given", "size"), [("80% of device", 8000), ("device - 1KB", 9000), ("free", 5000), ("free - 2KB", 3000),
+                                             ("50% of free", 2500), ("12.5% of device", 1250)])
+def test_a_part_of_a_gpu(monkeypatch, given, size):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (4000, 10000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 1000)
+    assert tightfit.Budget(given).bytes == size
+
+
+@pytest.mark.parametrize(("given", "says"), [
+    ("80% of device", "finds no GPU"), ("80%", "is a share"), ("80% of it", "no number of bytes"), (0, "no room"), ("", "no number of bytes"),
+    ("free - much", "finds no GPU"), (None, "no number of bytes"), (-1, "no number of bytes"), (True, "no number of bytes"),
+])
+def test_what_is_no_budget_is_refused(monkeypatch, given, says):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(tightfit.OptionError, match=says):
+        tightfit.Budget(given)
+
+
+@pytest.mark.parametrize("given", ["200% of device", "free - 1GB", "0% of device", "free - much"])
+def test_what_no_gpu_has_is_refused(monkeypatch, given):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (4000, 10000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 1000)
+    with pytest.raises(tightfit.OptionError):
+        tightfit.Budget(given)
+
+
+def test_a_budget_says_what_it_is():
+    assert repr(tightfit.Budget("2KB")) == "tightfit.Budget(2_000)"
+    assert repr(tightfit.Budget("min")) == 'tightfit.Budget("min")'
+    assert tightfit.Budget("min").bytes is None
+    assert budgets.budget_of("2KB").bytes == 2000
