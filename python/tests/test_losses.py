@@ -305,6 +305,21 @@ def test_losses_that_a_loop_keeps_count():
     assert "losses of earlier steps" not in ledger.others()
 
 
+def test_a_loss_that_was_scaled_counts_until_the_next_one():
+    inputs, targets = torch.randn(ROWS, 64), torch.randn(ROWS, 64)
+    model = tightfit.compile(Net(), "1GiB")
+    for scale in (4.0, 0.25):
+        loss = functional.mse_loss(model(inputs), targets)
+        (scale * loss).backward()
+    ledger = model._compiled_call_impl.backend.ledger
+    assert ledger.others()["losses of earlier steps"] == loss.untyped_storage().nbytes() == targets.nbytes
+    loss = functional.mse_loss(model(inputs), targets)
+    loss.backward()
+    assert ledger.others()["losses of earlier steps"] == targets.nbytes
+    del loss
+    assert "losses of earlier steps" not in ledger.others()
+
+
 def test_a_refusal_proves_what_is_needed_even_if_nothing_is_left_for_the_graph():
     inputs, targets = batch()
     least = tightfit.compile(Net(), "min")

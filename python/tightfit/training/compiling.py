@@ -52,9 +52,10 @@ def compile(
     """Makes each forward and backward pass of `model` stay within `budget` bytes, and returns the model.
 
     `budget` is an `int`, text such as `"6GiB"` or `"80% of device"`, `"min"` for the smallest that the planner reaches,
-    or a `Budget` that several models share. It counts what the model's device holds during a step: parameters, buffers, gradients, the batch, the optimizer's state, what is
-    saved for the backward pass, and what operators take while they run. Not included are memory that `optimizer.step()`
-    takes for itself, and what the loop holds that is unrelated to this model.
+    or a `Budget` that several models share. It counts what the model's device holds during a step: parameters, buffers,
+    gradients, the batch, the optimizer's state, what is saved for the backward pass, and what operators take while they
+    run. Not included are memory that `optimizer.step()` takes for itself, and what the loop holds that is unrelated to
+    its models.
 
     The first call with a new shape of batch, or in another mode, captures the model, measures its operators one by one,
     plans, and runs. Later calls run the plan. Gradients are those that PyTorch computes without this, bit for bit:

@@ -93,7 +93,7 @@ def _before(roots: Sequence[Any], *, creates: bool) -> list[Pending]:
             "(a gradient penalty, a Hessian) with a model that was not compiled"
         )
     for pending in found.pending:
-        pending.losses = losses(roots)
+        pending.losses, pending.scaled = losses(roots), found.scaled
         pending.step.before_backward(pending, found)
     _warn_of_others(found)
     return found.pending

@@ -23,6 +23,7 @@ from .. import extents
 from ..errors import BudgetExceeded, CompileError, InfeasibleBudget
 from .addresses import Course, Slab, slab_of, too_large
 from .away import Away
+from .between import Between
 from .code import Code, Sized
 from .costs import block, costed, libraries
 from .counting import Count, Tally
@@ -30,7 +31,7 @@ from .engine import waiting
 from .joint import Joint, alike_only, document, is_tensor, largest
 from .ledger import Ledger, Moment, Pending, storages
 from .loss import Loss
-from .nest import NONE, Demand, Range, joined, reserve
+from .nest import NONE, Demand, Range
 from .planned import Below, Held, apart, around, code, graph_peak, held, with_loss
 from .refusal import Coming, refusal
 from .settings import Offload, Placement, Settings, differentiated
@@ -127,14 +128,10 @@ class Step:
         # For each plan, the same plan with nothing overwritten.
         self.apart: dict[int, tuple[Plan, Plan]] = {}
         gradients = [node.meta["val"].untyped_storage() for node in joint.tangents if is_tensor(node)]
-        self.nests = self.nests and settings.placement is not Placement.ADDRESSES
         self.loss = Loss(differentiated(joint), sum({one._cdata: one.nbytes() for one in gradients}.values()),
                          settings.loss_memory, ledger, is_counted=settings.placement is not Placement.ADDRESSES)
         self._has_warned = False
-        # By the number of passes that wait when it begins: what other steps took between its passes, and the bytes that
-        # others got there and held to its end.
-        self._inner: dict[int, tuple[Demand, ...]] = {}
-        self._grown: dict[int, int] = {}
+        self.between = Between(ledger, nests=self.nests and self.joint.has_backward and settings.placement is not Placement.ADDRESSES)
         # By the number of passes that waited for its forward pass, and for a later one: what the loop held between the two.
         self.held_since: dict[tuple[int, int], int] = {}
         self._ranges: dict[tuple[frozenset[int], bool, int], Range] = {}
@@ -171,7 +168,7 @@ class Step:
 
     def _forward(self, arguments: list[Any]) -> list[Any]:
         waiting_before = self.ledger.budget.waiting()
-        for earlier in waiting_before if self.nests else ():
+        for earlier in waiting_before:
             earlier.note(len(waiting_before))
         parameters = {index: arguments[index] for index in self._accumulating}
         self._forget_others(parameters)
@@ -334,6 +331,7 @@ class Step:
         """Called when the backward pass has ended or failed: evaluates what was counted. Warns, once, if the step held
         more than the budget."""
         self.ledger.keep(pending.losses)
+        self.ledger.scaled = pending.scaled
         pending.losses = []
         tally, pending.tally = pending.tally, None
         if tally is None or not tally.count.is_running:
@@ -414,11 +412,11 @@ class Step:
 
     def _planned_between(self, accumulated: frozenset[int], others: Mapping[str, int], arguments: Sequence[Any], depth: int) -> Plan:
         """The plan of a forward pass before whose backward pass other models of the budget may get gradients."""
-        grown = self._grown.get(depth, self.ledger.absent() if self.nests else 0)
+        grown = self.between.grown(depth)
         try:
             return self.plan(accumulated, others, arguments, depth, grown)
         except InfeasibleBudget:
-            if depth in self._grown or not grown:
+            if self.between.has_grown(depth) or not grown:
                 raise
         # Nothing says yet that they come.
         return self.plan(accumulated, others, arguments, depth)
@@ -480,7 +478,7 @@ class Step:
                 plan = with_loss(plan, between, grown)
             return Plan(plan, self._code(plan), accumulated, holds, beside, between, is_provisional, is_narrow, self.budget, grown)
 
-        if room is not None and self._is_unknown(depth):
+        if room is not None and self.between.is_unknown(depth):
             narrow = made(self._range(accumulated, holds, arguments).narrow, is_provisional=True, is_narrow=True)
             if narrow.held.peak <= room:
                 return narrow
@@ -505,16 +503,11 @@ class Step:
 
     # Steps between its passes.
 
-    def _is_unknown(self, depth: int) -> bool:
-        """Whether other models of the budget may take memory between its passes, and no backward pass has shown it yet."""
-        return self.nests and self.joint.has_backward and self.ledger.budget.is_shared and depth not in self._inner
-
     def _left(self, accumulated: frozenset[int], holds: bool, room: int | None, arguments: Sequence[Any], depth: int) -> int:
         """The bytes that it has to leave between its passes for other steps."""
-        inner = self._inner.get(depth, ())
-        if room is None or not inner:
+        if room is None or not self.between.takes(depth):
             return 0
-        return reserve(room, self._range(accumulated, holds, arguments).barrier, inner)
+        return self.between.reserve(room, self._range(accumulated, holds, arguments).barrier, depth)
 
     def _range(self, accumulated: frozenset[int], holds: bool, arguments: Sequence[Any]) -> Range:
         """The memory between the least and the most that its plans need."""
@@ -542,23 +535,7 @@ class Step:
         known = self.ledger.size([*there, *(arguments[index].grad for index in plan.accumulated)])
         own = self._range(plan.accumulated, plan.holds_outputs, arguments) if self.joint.has_backward else \
             Range(plan.held, Demand(), Demand(plan.held.peak, plan.held.unplanned_peak))
-        peak = own.peak.less(known)
-        moments = [(weakref.ref(pending), sum((other.demand for other in waiting[index + 1:]), peak))
-                   for index, pending in enumerate(waiting)]
-        _tell(moments, self._grown.get(len(waiting), 0))
-        return own.barrier.less(known), moments
-
-    def _learn(self, pending: Pending, beside: int) -> None:
-        """Notes what ran between the passes of a call; in its backward pass `beside` is what is held besides its plan."""
-        if not self.nests:
-            return
-        grown = max(beside - pending.beside, 0)
-        self._grown[pending.depth] = grown = max(self._grown.get(pending.depth, 0), grown)
-        _tell(pending.moments, grown)
-        found = self._inner.get(pending.depth, ())
-        for demand in pending.inner:
-            found = joined(found, demand)
-        self._inner[pending.depth] = found
+        return own.barrier.less(known), self.between.tell(waiting, own.peak.less(known))
 
     def _search(self, accumulated: frozenset[int], holds: bool,
                 arguments: Sequence[Any]) -> tuple[dict[str, Any], Callable[[dict[str, Any], int | None, float], Held]]:
@@ -621,7 +598,7 @@ class Step:
     def _is_outdated(self, plan: Plan, depth: int) -> bool:
         """Whether a plan was made before the loss, and what else is between the passes, was known as well as now, and
         another may be faster."""
-        if not plan.is_provisional or not self.loss.is_known or self._is_unknown(depth) or (plan.held.recomputed == 0 and plan.held.below == 0):
+        if not plan.is_provisional or not self.loss.is_known or self.between.is_unknown(depth) or (plan.held.recomputed == 0 and plan.held.below == 0):
             return False
         return self.budget is not None or plan.between < self.loss.memory.between
 
@@ -767,7 +744,7 @@ class Step:
         others = self._others(pending, pending.idle, [pending.parameters[index] for index in plan.accumulated])
         gradients = {index: tensor.grad for index, tensor in pending.parameters.items() if tensor.grad is not None}
         since = [gradient for index, gradient in gradients.items() if index not in plan.accumulated]
-        self._learn(pending, sum(others.values()) - others.get(_KEPT, 0) + self.ledger.size(since))
+        self.between.learn(pending, sum(others.values()) - others.get(_KEPT, 0) + self.ledger.size(since))
         others |= beside
         returned = [gradient for index, gradient in gradients.items() if index in plan.accumulated and there[index] is None]
         others["gradients that came since"] = self.ledger.size(since)
@@ -811,13 +788,6 @@ class Step:
 def at_barrier(plan: Held) -> int:
     """The bytes that the graph of a plan holds between the passes, without a loss."""
     return graph_peak(around(plan.document, _MUCH, 0), plan.moves) - _MUCH
-
-
-def _tell(moments: Sequence[Moment], grown: int) -> None:
-    """Tells the passes that wait what a step takes, with what others get between its passes and hold to its end."""
-    for reference, demand in moments:
-        if (outer := reference()) is not None:
-            outer.inner = joined(outer.inner, demand + Demand(grown, grown))
 
 
 def _with(plan: Plan, between: int) -> Plan:

@@ -59,6 +59,8 @@ class Pending:
     size: int | None = None
     # The storages of the loss whose backward pass runs, with their bytes.
     losses: list[tuple[StorageWeakRef, int]] = field(default_factory=list)
+    # Bytes of losses that were scaled before that backward pass.
+    scaled: int = 0
     # The bytes of the tensors that it was given and saved, by storage: batch and incoming activations, no parameters.
     batch: Mapping[int, int] = field(default_factory=dict)
     # The number of passes that waited when it ran, and the bytes that were held besides its plan.
@@ -105,6 +107,9 @@ class Ledger:
     outputs: list[tuple[StorageWeakRef, int, Any, bool]] = field(default_factory=list)
     # Storages of losses whose backward pass has run, with their bytes: a loop may keep them.
     losses: list[tuple[StorageWeakRef, int]] = field(default_factory=list)
+    # Bytes of the losses that were scaled before the last backward pass. Nothing refers to them, and loops usually keep such
+    # a loss until they compute the next one.
+    scaled: int = 0
     # What the caller of the running call gave, the storages that its graph reads, and those among what was given that it
     # does not read.
     given: Any = ()
@@ -112,6 +117,10 @@ class Ledger:
     unread: list[tuple[StorageWeakRef, int]] = field(default_factory=list)
     # The last backward pass in which gradients were made, and the parameters that had none before.
     fresh: tuple[int, set[int]] = (-1, set())
+    # The numbers of passes that waited for calls of the model between whose passes other steps took something, and nothing
+    # as far as was seen.
+    nested: set[int] = field(default_factory=set)
+    alone: set[int] = field(default_factory=set)
     # References to the model's parameters and buffers, found again after each of its calls.
     parts: list[weakref.ref[torch.Tensor]] | None = None
     # Bytes of optimizer state on the model's device: what is reserved for it, and what exists.
@@ -284,6 +293,7 @@ class Ledger:
         self.losses = [found for found in self.losses if not found[0].expired()]
         own_losses = set() if own is None else {storage.cdata for storage, _ in own.losses}
         losses = sum(size for storage, size in self.losses if storage.cdata not in own_losses)
+        losses += self.scaled if own is None else 0
         unread = sum(size for storage, size in self.unread if not storage.expired())
         found = {"optimizer state": state, "buckets of data parallelism": buckets,
                  "forward passes whose backward pass has not come": waiting, "outputs of other calls": given,

@@ -39,6 +39,8 @@ class Survey:
     pending: list[Pending] = field(default_factory=list)
     # Storages that are saved, or held by results of a loss.
     held: dict[int, _Storage] = field(default_factory=dict)
+    # Bytes among them of single numbers in large storages, of which the loop may keep one that it scaled.
+    scaled: int = 0
     # Leaves whose gradients are computed without a plan.
     leaves: list[torch.Tensor] = field(default_factory=list)
 
@@ -85,6 +87,7 @@ def survey(roots: Sequence[Any]) -> Survey:
         if saved and node not in last and node.name() in _LARGE_RESULTS:
             # The graph itself does not refer to this storage.
             found.held[id(node)] = _Storage(saved[0].device, saved[0].nbytes, is_given=False)
+            found.scaled += saved[0].nbytes
         ahead += [source for source, _ in node.next_functions]
     return found
 
