@@ -8,6 +8,7 @@ Tier: quick, since it takes 15 s.
 
 import copy
 import gc
+import pickle
 import random
 
 import pytest
@@ -180,10 +181,62 @@ def test_a_released_model_is_what_it_was():
 
 def test_addresses_share_no_budget(monkeypatch):
     budget = tightfit.Budget("64MiB")
-    tightfit.compile(net(), budget=budget)
+    first = tightfit.compile(net(), budget=budget)
     monkeypatch.setattr("tightfit.training.compiling.install", lambda: None)
     with pytest.raises(tightfit.OptionError, match="cannot be shared"):
         tightfit.compile(net(), budget=budget, addresses=True)
+    assert first is not None
+
+
+def test_graphs_alone_share_no_budget():
+    model = torch.compile(net(), backend="tightfit", options={"budget": tightfit.Budget("64MiB")}, fullgraph=True)
+    with pytest.raises(Exception, match="models that are known as a whole"):
+        trained(model)
+
+
+def test_copies_of_a_budget():
+    budget = tightfit.Budget("64MiB")
+    tightfit.compile(net(), budget=budget)
+    assert copy.deepcopy({"budget": budget})["budget"] is budget
+    loaded = pickle.loads(pickle.dumps(budget))
+    assert loaded.bytes == budget.bytes
+    assert not loaded.ledgers
+    assert pickle.loads(pickle.dumps(tightfit.Budget("min"))).bytes is None
+
+
+def test_steps_and_evaluations_between_two_passes():
+    eager, teacher = net(layers=6), net(layers=4).requires_grad_(False)
+    whole = net(layers=2)
+    budget = tightfit.Budget("4MiB")
+    model = tightfit.compile(copy.deepcopy(eager), budget=budget, deadline=0.1)
+    taught = tightfit.compile(copy.deepcopy(teacher), budget=budget, deadline=0.1, evaluation="planned")
+    step = tightfit.step(whole, functional.mse_loss, torch.optim.SGD(whole.parameters(), lr=0.1), budget=budget, deadline=0.1)
+    inputs = torch.randn(512, 64)
+    for _ in range(3):
+        for student, wise in ((eager, teacher), (model, taught)):
+            student.zero_grad()
+            made = student(inputs)
+            if student is model:
+                step(inputs, inputs)
+            with torch.no_grad():
+                wanted = wise(inputs)
+            # A frozen model whose gradients go to its inputs.
+            (functional.mse_loss(made, wanted) + wise(made).mean()).backward()
+        assert all(torch.equal(mine.grad, theirs.grad)
+                   for mine, theirs in zip(model.parameters(), eager.parameters(), strict=True))
+    plans = [*tightfit.plans(model), *tightfit.plans(taught), *step.plans]
+    assert all(plan.peak <= budget.bytes for plan in plans)
+
+
+def test_a_model_that_grows_counts_as_it_is():
+    budget = tightfit.Budget("64MiB")
+    first, second = (tightfit.compile(net(), budget=budget, deadline=0.1) for _ in range(2))
+    trained(first)
+    before = backend(first).ledger.others()["what other models of the budget hold"]
+    second.append(nn.Linear(64, 512))
+    trained(first)
+    after = backend(first).ledger.others()["what other models of the budget hold"]
+    assert after - before == sum(parameter.nbytes for parameter in second[-1].parameters())
 
 
 def test_two_forward_passes_before_a_backward_pass_share_a_budget():

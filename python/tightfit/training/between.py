@@ -32,12 +32,12 @@ class Between:
         """Whether it is known what others get there."""
         return depth in self._grown
 
-    def grown(self, depth: int) -> int:
+    def grown(self, depth: int, own: int) -> int:
         """The bytes that others get there, and hold until the backward pass has run. Before it is known, all gradients that
-        other models may get."""
-        if depth in self._grown or not self.nests:
+        other models may get, and the step's `own` ones."""
+        if depth in self._grown or not self.is_unknown(depth):
             return self._grown.get(depth, 0)
-        return 0 if depth in self.ledger.alone else self.ledger.absent()
+        return self.ledger.absent() + own
 
     def takes(self, depth: int) -> bool:
         """Whether other steps take something there."""

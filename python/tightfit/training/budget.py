@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import re
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..errors import OptionError
 from ..given import size
 
 # A part of a GPU's memory, or of what is free there, with or without a percentage, and less a size.
 _OF_DEVICE = re.compile(r"(?:(?P<share>\d+(?:\.\d+)?)\s*%\s+of\s+)?(?P<of>device|free)(?:\s*-\s*(?P<less>\S.*))?")
+
+# Bytes below which a tensor that a call was given does not count: the reserve covers it.
+_SMALL = 4096
 
 if TYPE_CHECKING:
     from .ledger import Ledger, Pending
@@ -45,6 +50,7 @@ class Budget:
         self.changes = 0
         self._has_addresses = False
         self.ledgers: weakref.WeakSet[Ledger] = weakref.WeakSet()
+        self._given: list[tuple[StorageWeakRef, int]] = []
         self._passes: list[weakref.ref[Pending]] = []
 
     @property
@@ -64,9 +70,36 @@ class Budget:
                               "budget of its own, or leave addresses=True out")
         self._has_addresses = has_addresses
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ("min" if self._bytes is None else self._bytes,)
+
+    def __deepcopy__(self, memo: Any) -> Budget:
+        # It is of the device, whose memory a copied model shares.
+        return self
+
+    def give(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Notes what a call was given. What the loop holds of it also counts in the steps of other calls."""
+        known = {storage.cdata for storage, _ in self._given}
+        self._given = [found for found in self._given if not found[0].expired()]
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            # Others are parts of something larger, such as a data set.
+            if storage._cdata not in known and _SMALL <= storage.nbytes() <= tensor.nbytes:
+                known.add(storage._cdata)
+                self._given.append((StorageWeakRef(storage), storage.nbytes()))
+
+    def given(self, known: frozenset[int]) -> int:
+        """Bytes of what calls were given, and the loop still holds, besides the `known` storages."""
+        return sum(size for storage, size in self._given if storage.cdata not in known and not storage.expired())
+
     def enter(self, pending: Pending) -> None:
         """Notes a forward pass whose backward pass may come."""
         self._passes.append(weakref.ref(pending))
+
+    def refresh(self) -> None:
+        """Called before a step that nests in none: models may have got other parameters."""
+        for ledger in self.ledgers:
+            ledger.parts = None
 
     def waiting(self) -> list[Pending]:
         """The forward passes whose backward pass may come, in the order in which they ran."""

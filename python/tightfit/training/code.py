@@ -138,7 +138,7 @@ class _Generator:
         kept = [f"{name}.detach()" if name in apart else name for name in saved]
         border = self.places[running[barrier]["name"]]
         text = self._forward(early, owed, saved + states, kept + states, border)
-        if running[barrier]["outputs"] or late:
+        if tangents or late:
             text += "\n\n" + self._backward(late, tangents, saved + states, results)
         # Instead of an argument, a view of it may be saved.
         read = {storage for value, storage in stored.items() if _variable(value) in saved}

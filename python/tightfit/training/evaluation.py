@@ -77,7 +77,7 @@ class Evaluation:
         if known is not None:
             known.calls += 1
             if grown <= free and known.calls & (known.calls - 1):
-                self._note(known.most)
+                self._note(known.most, tensors)
                 return True, self._handed_out(call())
         return True, self._handed_out(self._counted(call, tensors, kind, elements))
 
@@ -106,7 +106,7 @@ class Evaluation:
         if sections:
             known = self.counted.setdefault(kind, _Counted(elements, peak, calls=1))
             known.elements, known.most = tuple(map(max, elements, known.elements)), max(peak, known.most)
-            self._note(known.most)
+            self._note(known.most, tensors)
         if peak > free and not self.has_warned:
             self.has_warned = True
             held = budget - free + peak
@@ -120,9 +120,16 @@ class Evaluation:
             )
         return result
 
-    def _note(self, most: int) -> None:
-        """Tells the forward passes that wait for their backward passes what a call takes before them."""
-        for pending in self.backend.ledger.budget.waiting():
+    def _note(self, most: int, tensors: list[torch.Tensor]) -> None:
+        """Tells the forward passes that wait for their backward passes what a call takes before them, with what it was
+        given."""
+        budget = self.backend.ledger.budget
+        waiting = budget.waiting()
+        if budget.is_shared:
+            budget.give(tensors)
+            made = {storage.cdata for pending in waiting for storage, _ in pending.outputs}
+            most += self.backend.ledger.size(tensor for tensor in tensors if tensor.untyped_storage()._cdata not in made)
+        for pending in waiting:
             pending.inner = joined(pending.inner, Demand(most, most))
 
     def _handed_out(self, result: Any) -> Any:

@@ -168,6 +168,8 @@ class Step:
 
     def _forward(self, arguments: list[Any]) -> list[Any]:
         waiting_before = self.ledger.budget.waiting()
+        if not waiting_before:
+            self.ledger.budget.refresh()
         for earlier in waiting_before:
             earlier.note(len(waiting_before))
         parameters = {index: arguments[index] for index in self._accumulating}
@@ -412,7 +414,8 @@ class Step:
 
     def _planned_between(self, accumulated: frozenset[int], others: Mapping[str, int], arguments: Sequence[Any], depth: int) -> Plan:
         """The plan of a forward pass before whose backward pass other models of the budget may get gradients."""
-        grown = self.between.grown(depth)
+        missing = sum(arguments[index].nbytes for index in self._accumulating if arguments[index].grad is None)
+        grown = self.between.grown(depth, missing)
         try:
             return self.plan(accumulated, others, arguments, depth, grown)
         except InfeasibleBudget:
@@ -527,13 +530,13 @@ class Step:
     def _enter(self, waiting: Sequence[Pending], plan: Plan, arguments: Sequence[Any]) -> tuple[Demand, Sequence[Moment]]:
         """Tells the passes that wait what this one takes before their backward passes; returns what it holds between its
         own passes, in addition to what was there, and what it told."""
-        if not waiting or not self.nests:
+        if not waiting:
             return NONE, ()
         made = {storage.cdata for pending in waiting for storage, _ in pending.outputs if not storage.expired()}
         there = [argument for index, argument in enumerate(arguments) if isinstance(argument, torch.Tensor)
                  and (index not in self._inputs or argument.untyped_storage()._cdata in made)]
         known = self.ledger.size([*there, *(arguments[index].grad for index in plan.accumulated)])
-        own = self._range(plan.accumulated, plan.holds_outputs, arguments) if self.joint.has_backward else \
+        own = self._range(plan.accumulated, plan.holds_outputs, arguments) if self.between.nests else \
             Range(plan.held, Demand(), Demand(plan.held.peak, plan.held.unplanned_peak))
         return own.barrier.less(known), self.between.tell(waiting, own.peak.less(known))
 
@@ -645,9 +648,13 @@ class Step:
         """The same refusal in terms of the whole budget, of which the graph needs `needed` bytes. The budget that is
         said to suffice includes what is still to come, and what earlier calls would hold under a larger budget."""
         later, hooked = self._with_gradients(accumulated, arguments) if self.accumulates else (None, 0)
-        waiting = [pending.step.most_saved for pending in self.ledger.pending if pending.saved is not None]
-        held = sum(pending.held() for pending in self.ledger.pending)
-        coming = self._coming(arguments) + max(sum(waiting) - held, 0)
+        waiting = [pending.step.most_saved for pending in self.ledger.budget.waiting()]
+        coming = self._coming(arguments)
+        if self.ledger.budget.is_shared:
+            # Passes that wait leave room for others, whatever the budget.
+            coming += self.ledger.absent()
+        else:
+            coming += max(sum(waiting) - sum(pending.held() for pending in self.ledger.pending), 0)
         return refusal(self, error, needed, others, Coming(coming, hooked, later, bool(accumulated), waiting))
 
     def batch(self) -> list[list[int]]:

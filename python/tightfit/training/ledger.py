@@ -121,7 +121,7 @@ class Ledger:
     # as far as was seen.
     nested: set[int] = field(default_factory=set)
     alone: set[int] = field(default_factory=set)
-    # References to the model's parameters and buffers, found again after each of its calls.
+    # References to the model's parameters and buffers, found again before each step that nests in none.
     parts: list[weakref.ref[torch.Tensor]] | None = None
     # Bytes of optimizer state on the model's device: what is reserved for it, and what exists.
     reserved: int = 0
@@ -197,10 +197,11 @@ class Ledger:
 
     def find_unread(self, arguments: Iterable[Any]) -> None:
         """Notes the `arguments` of the running call's graph, and which other tensors the call was given."""
-        self.parts = None
         self.read = storages(arguments)
         given = [item for item in pytree.tree_leaves(self.given)
                  if type(item) is torch.Tensor and item.layout is torch.strided]
+        if self.budget.is_shared:
+            self.budget.give(given)
         self.unread = [found for found in _storages(given) if found[0].cdata not in self.read]
 
     def keep(self, losses: Iterable[tuple[StorageWeakRef, int]]) -> None:
@@ -237,9 +238,12 @@ class Ledger:
         found = self._held(own, accumulated, known)
         seen = known | storages(self.tensors()) if self.budget.is_shared else known
         beside = sum(other._total(seen) for other in self._neighbors())
-        if beside:
-            found["what other models of the budget hold"] = beside
-        return found
+        if self.budget.is_shared:
+            made = {storage.cdata for ledger in self.budget.ledgers for storage, *_ in (*ledger.outputs, *ledger.losses, *ledger.unread)}
+            kept = {storage for pending in self.budget.waiting() for storage in pending.batch}
+            found["what other calls were given"] = self.budget.given(seen | made | kept)
+        found["what other models of the budget hold"] = beside
+        return {reason: size for reason, size in found.items() if size}
 
     def absent(self) -> int:
         """Bytes of gradients that the other models of the budget may get, and do not have."""
@@ -249,7 +253,7 @@ class Ledger:
         return sum(size for storage, size in missing.items() if storage not in own)
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """The parameters and buffers that the model had on its device when it last ran, if the model is known."""
+        """The parameters and buffers that the model has on its device, if it is known."""
         if self.parts is None:
             model = None if self.model is None else self.model()
             self.parts = [] if model is None else [weakref.ref(tensor) for tensor in (*model.parameters(), *model.buffers())]

@@ -15,7 +15,7 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 
 from ..errors import CompileError, OptionError
 from .backend import Backend
-from .budget import budget_of
+from .budget import Budget, budget_of
 from .engine import watch
 from .settings import Settings, settings
 
@@ -41,9 +41,12 @@ def tightfit(module: fx.GraphModule, examples: Sequence[Any], *, options: Mappin
             f"{code.co_name.removeprefix('torch_dynamo_resume_in_')}, and a budget is for the whole step; "
             "torch.compile(…, fullgraph=True) says what breaks it"
         )
-    shared = budget_of(budget)
-    key = code, budget if shared is budget else shared.bytes, settings(**given)
+    if isinstance(budget, Budget):
+        raise OptionError("a Budget is for models that are known as a whole, and by its name the backend sees graphs alone; compile "
+                          "them with tightfit.compile(model, budget=…), or give a number of bytes here")
+    own = budget_of(budget)
+    key = code, own.bytes, settings(**given)
     if key not in _backends:
         watch()
-        _backends[key] = Backend(key[2], shared, None, code.co_qualname if hasattr(code, "co_qualname") else code.co_name)
+        _backends[key] = Backend(key[2], own, None, code.co_qualname if hasattr(code, "co_qualname") else code.co_name)
     return _backends[key](module, examples)

@@ -208,7 +208,7 @@ class _WholeStep(Step):
         self.holds_outputs = True
         self._plans_by: dict[Hashable, Any] = {}
 
-    def forward(self, arguments: list[Any]) -> list[Any]:
+    def _forward(self, arguments: list[Any]) -> list[Any]:
         """The whole step: empties `arguments`, updates the parameters, and returns the outputs."""
         updates = self.updates
         self.ledger.find_unread(arguments[index] for index in self._inputs)
@@ -221,6 +221,7 @@ class _WholeStep(Step):
         self.plans = self._plans_by.setdefault(updates.signature(), {})
         plan = self.plan(frozenset(), self._others(None, [arguments[index] for index in self._idle], []), arguments)
         self.calls += 1
+        self._enter(self.ledger.budget.waiting(), plan, arguments)
         if self.residents is not None:
             wanted = {self.resident(arguments[index], is_state): below for index, is_state, below in plan.code.residents}
             self.residents.begin(wanted)
