@@ -200,7 +200,7 @@ def test_copies_of_a_budget():
     assert copy.deepcopy({"budget": budget})["budget"] is budget
     loaded = pickle.loads(pickle.dumps(budget))
     assert loaded.bytes == budget.bytes
-    assert not loaded.ledgers
+    assert not loaded.members.ledgers
     assert pickle.loads(pickle.dumps(tightfit.Budget("min"))).bytes is None
 
 

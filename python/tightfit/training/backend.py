@@ -52,7 +52,7 @@ class Backend:
         self.step = step
         # A weak reference, since the model refers to its backend and has to die when the user releases it.
         self._model = None if model is None else weakref.ref(model, lambda _: ledger.forget())
-        budget.admit(has_addresses=settings.placement is Placement.ADDRESSES)
+        budget.members.admit(has_addresses=settings.placement is Placement.ADDRESSES)
         self.ledger = ledger = Ledger(budget, self._model)
         self.runs: list[Step | Varying] = []
         self.kinds: Counter[Any] = Counter()

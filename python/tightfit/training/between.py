@@ -20,24 +20,34 @@ class Between:
     def __init__(self, ledger: Ledger, *, nests: bool) -> None:
         self.ledger = ledger
         self.nests = nests
-        # What other steps took, and the bytes that others got and held to its end.
+        # What other steps took, and the bytes that others got and held to its end, also by whether the step adds to
+        # gradients: then those of others usually exist, too.
         self._demands: dict[int, tuple[Demand, ...]] = {}
-        self._grown: dict[int, int] = {}
+        self._grown: dict[tuple[int, bool], int] = {}
+
+    def inherit(self, other: Between) -> None:
+        """Takes over what is known about a step of the same graph at larger sizes, where others take no less."""
+        self._demands, self._grown = dict(other._demands), dict(other._grown)
 
     def is_unknown(self, depth: int) -> bool:
         """Whether other models of the budget may take memory there, and no backward pass has shown it yet."""
-        return self.nests and self.ledger.budget.is_shared and depth not in self._demands and depth not in self.ledger.alone
+        return self.nests and self.ledger.budget.members.is_shared and depth not in self._demands and depth not in self.ledger.alone
 
-    def has_grown(self, depth: int) -> bool:
+    def has_grown(self, depth: int, *, adds: bool) -> bool:
         """Whether it is known what others get there."""
-        return depth in self._grown
+        return (depth, adds) in self._grown
 
-    def grown(self, depth: int, own: int) -> int:
+    def grown(self, depth: int, own: int, *, adds: bool) -> int:
         """The bytes that others get there, and hold until the backward pass has run. Before it is known, all gradients that
-        other models may get, and the step's `own` ones."""
-        if depth in self._grown or not self.is_unknown(depth):
-            return self._grown.get(depth, 0)
-        return self.ledger.absent() + own
+        other models may get, and the step's `own` ones: another call may make them first, or they may have to go through
+        autograd."""
+        if (depth, adds) in self._grown:
+            return self._grown[depth, adds]
+        if not (self.nests and self.ledger.budget.members.is_shared):
+            return 0
+        if depth not in self.ledger.alone:
+            return self.ledger.absent() + own
+        return own if adds else 0
 
     def takes(self, depth: int) -> bool:
         """Whether other steps take something there."""
@@ -52,15 +62,15 @@ class Between:
         told them."""
         moments = [(weakref.ref(pending), sum((other.demand for other in waiting[index + 1:]), peak))
                    for index, pending in enumerate(waiting)]
-        _tell(moments, self._grown.get(len(waiting), 0))
+        _tell(moments, max(self._grown.get((len(waiting), adds), 0) for adds in (False, True)))
         return moments
 
     def learn(self, pending: Pending, beside: int) -> None:
         """Called in a backward pass of the step, when `beside` are the bytes that are held besides its plan."""
         if not self.nests:
             return
-        depth = pending.depth
-        self._grown[depth] = grown = max(self._grown.get(depth, 0), beside - pending.beside, 0)
+        depth, adds = pending.depth, bool(pending.plan.accumulated)
+        self._grown[depth, adds] = grown = max(self._grown.get((depth, adds), 0), beside - pending.beside, 0)
         _tell(pending.moments, grown)
         found = self._demands.get(depth, ())
         for demand in pending.inner:

@@ -41,17 +41,9 @@ class Budget:
     `"free"`, `"free - 2GiB"`), or `"min"` for plans that hold as little as the planner reaches.
     """
 
-    # Whether other steps may take memory between the two passes of one.
-    is_shared = True
-
     def __init__(self, size: int | str) -> None:
         self._bytes = budget_bytes(size)
-        # Plans that were made before the last change may leave memory unused.
-        self.changes = 0
-        self._has_addresses = False
-        self.ledgers: weakref.WeakSet[Ledger] = weakref.WeakSet()
-        self._given: list[tuple[StorageWeakRef, int]] = []
-        self._passes: list[weakref.ref[Pending]] = []
+        self.members = Members(is_shared=True)
 
     @property
     def bytes(self) -> int | None:
@@ -61,14 +53,7 @@ class Budget:
     def set(self, size: int | str) -> None:
         """Changes the budget. It holds from the next forward pass of each model on."""
         self._bytes = budget_bytes(size)
-        self.changes += 1
-
-    def admit(self, *, has_addresses: bool) -> None:
-        """Notes another model. Raises `OptionError` if one has planned addresses and several share the budget."""
-        if (has_addresses and len(self.ledgers)) or self._has_addresses:
-            raise OptionError("with addresses=True a budget is for everything on the device, and cannot be shared; give each model a "
-                              "budget of its own, or leave addresses=True out")
-        self._has_addresses = has_addresses
+        self.members.changes += 1
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), ("min" if self._bytes is None else self._bytes,)
@@ -76,6 +61,31 @@ class Budget:
     def __deepcopy__(self, memo: Any) -> Budget:
         # It is of the device, whose memory a copied model shares.
         return self
+
+    def __repr__(self) -> str:
+        given = '"min"' if self._bytes is None else f"{self._bytes:_}"
+        return f"tightfit.Budget({given})"
+
+
+class Members:
+    """The models that have a budget, and their passes that wait. If it `is_shared`, other steps may take memory between the
+    two passes of one."""
+
+    def __init__(self, *, is_shared: bool) -> None:
+        self.is_shared = is_shared
+        self.ledgers: weakref.WeakSet[Ledger] = weakref.WeakSet()
+        # How often the budget was changed: plans that were made before may leave memory unused.
+        self.changes = 0
+        self._has_addresses = False
+        self._given: list[tuple[StorageWeakRef, int]] = []
+        self._passes: list[weakref.ref[Pending]] = []
+
+    def admit(self, *, has_addresses: bool) -> None:
+        """Notes another model. Raises `OptionError` if one has planned addresses and several share the budget."""
+        if (has_addresses and len(self.ledgers)) or self._has_addresses:
+            raise OptionError("with addresses=True a budget is for everything on the device, and cannot be shared; give each model a "
+                              "budget of its own, or leave addresses=True out")
+        self._has_addresses = has_addresses
 
     def give(self, tensors: Iterable[torch.Tensor]) -> None:
         """Notes what a call was given. What the loop holds of it also counts in the steps of other calls."""
@@ -117,20 +127,14 @@ class Budget:
         # What is held since an earlier pass includes what is held since a later one.
         return max((pending.step.held_since.get((pending.depth, depth), 0) for pending in earlier), default=0)
 
-    def __repr__(self) -> str:
-        given = '"min"' if self._bytes is None else f"{self._bytes:_}"
-        return f"tightfit.Budget({given})"
-
-
-class _OfOne(Budget):
-    """The budget of one model."""
-
-    is_shared = False
-
 
 def budget_of(given: Any) -> Budget:
     """A budget from the user's argument: a `Budget` that models share, or the bytes of one model."""
-    return given if isinstance(given, Budget) else _OfOne(given)
+    if isinstance(given, Budget):
+        return given
+    budget = Budget(given)
+    budget.members.is_shared = False
+    return budget
 
 
 def budget_bytes(given: Any) -> int | None:

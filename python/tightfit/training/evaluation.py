@@ -124,9 +124,9 @@ class Evaluation:
         """Tells the forward passes that wait for their backward passes what a call takes before them, with what it was
         given."""
         budget = self.backend.ledger.budget
-        waiting = budget.waiting()
-        if budget.is_shared:
-            budget.give(tensors)
+        waiting = budget.members.waiting()
+        if budget.members.is_shared:
+            budget.members.give(tensors)
             made = {storage.cdata for pending in waiting for storage, _ in pending.outputs}
             most += self.backend.ledger.size(tensor for tensor in tensors if tensor.untyped_storage()._cdata not in made)
         for pending in waiting:
@@ -145,7 +145,7 @@ class Evaluation:
         device = self._device(tensors)
         ledger = self.backend.ledger
         ledger.device = device
-        beside = sum(ledger.others(known=storages(tensors)).values()) + ledger.budget.held_by_loop(None)
+        beside = sum(ledger.others(known=storages(tensors)).values()) + ledger.budget.members.held_by_loop(None)
         rest = budget - own - given - beside - RESERVE - libraries(device)
         if wanted <= rest - gradients:
             return rest - gradients

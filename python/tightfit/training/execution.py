@@ -167,9 +167,9 @@ class Step:
             return self._forward(arguments)
 
     def _forward(self, arguments: list[Any]) -> list[Any]:
-        waiting_before = self.ledger.budget.waiting()
+        waiting_before = self.ledger.budget.members.waiting()
         if not waiting_before:
-            self.ledger.budget.refresh()
+            self.ledger.budget.members.refresh()
         for earlier in waiting_before:
             earlier.note(len(waiting_before))
         parameters = {index: arguments[index] for index in self._accumulating}
@@ -414,12 +414,12 @@ class Step:
 
     def _planned_between(self, accumulated: frozenset[int], others: Mapping[str, int], arguments: Sequence[Any], depth: int) -> Plan:
         """The plan of a forward pass before whose backward pass other models of the budget may get gradients."""
-        missing = sum(arguments[index].nbytes for index in self._accumulating if arguments[index].grad is None)
-        grown = self.between.grown(depth, missing)
+        adds = bool(accumulated)
+        grown = self.between.grown(depth, sum(arguments[index].nbytes for index in self._accumulating), adds=adds)
         try:
             return self.plan(accumulated, others, arguments, depth, grown)
         except InfeasibleBudget:
-            if self.between.has_grown(depth) or not grown:
+            if self.between.has_grown(depth, adds=adds) or not grown:
                 raise
         # Nothing says yet that they come.
         return self.plan(accumulated, others, arguments, depth)
@@ -439,7 +439,7 @@ class Step:
         choices = [False] if self.holds_outputs is False or not self.joint.has_backward else [True, False]
         refused: list[InfeasibleBudget] = []
         for holds in choices:
-            plans = self.plans.setdefault((accumulated, holds, self.ledger.budget.changes), [])
+            plans = self.plans.setdefault((accumulated, holds, self.ledger.budget.members.changes), [])
             plans[:] = [plan for plan in plans if not self._is_outdated(plan, depth)]
             leave = self._left(accumulated, holds, room, arguments, depth) if plans else 0
             for plan in plans:
@@ -457,7 +457,7 @@ class Step:
             plans.sort(key=lambda plan: plan.held.seconds)
             return plan
         # A plan for outputs that are held also works if they are not.
-        for plan in self.plans.get((accumulated, True, self.ledger.budget.changes), []):
+        for plan in self.plans.get((accumulated, True, self.ledger.budget.members.changes), []):
             if room is not None and plan.peak(grown) <= room:
                 return plan
         self._warn_of_measuring(arguments, "No plan is within the budget")
@@ -648,9 +648,9 @@ class Step:
         """The same refusal in terms of the whole budget, of which the graph needs `needed` bytes. The budget that is
         said to suffice includes what is still to come, and what earlier calls would hold under a larger budget."""
         later, hooked = self._with_gradients(accumulated, arguments) if self.accumulates else (None, 0)
-        waiting = [pending.step.most_saved for pending in self.ledger.budget.waiting()]
+        waiting = [pending.step.most_saved for pending in self.ledger.budget.members.waiting()]
         coming = self._coming(arguments)
-        if self.ledger.budget.is_shared:
+        if self.ledger.budget.members.is_shared:
             # Passes that wait leave room for others, whatever the budget.
             coming += self.ledger.absent()
         else:
@@ -683,7 +683,7 @@ class Step:
         others = self.ledger.others(pending, accumulated, known)
         beside = [*idle, *(tensor for tensor in map(_referent, self.outside_parameters) if tensor is not None)]
         found = {"gradients that this call does not compute": self.ledger.size(tensor.grad for tensor in beside if tensor.grad is not None),
-                 "what the loop holds since earlier calls": self.ledger.budget.held_by_loop(pending)}
+                 "what the loop holds since earlier calls": self.ledger.budget.members.held_by_loop(pending)}
         return others | {reason: size for reason, size in found.items() if size}
 
     def _awaits_gradients(self) -> bool:
@@ -751,11 +751,11 @@ class Step:
         others = self._others(pending, pending.idle, [pending.parameters[index] for index in plan.accumulated])
         gradients = {index: tensor.grad for index, tensor in pending.parameters.items() if tensor.grad is not None}
         since = [gradient for index, gradient in gradients.items() if index not in plan.accumulated]
-        self.between.learn(pending, sum(others.values()) - others.get(_KEPT, 0) + self.ledger.size(since))
-        others |= beside
         returned = [gradient for index, gradient in gradients.items() if index in plan.accumulated and there[index] is None]
         others["gradients that came since"] = self.ledger.size(since)
         others["gradients that are returned"] = sum(gradient.nbytes for gradient in returned)
+        self.between.learn(pending, sum(others.values()) - others.get(_KEPT, 0))
+        others |= beside
         others = {reason: size for reason, size in others.items() if size}
         if keeps:
             others["what retain_graph=True keeps"] = pending.held()
@@ -778,7 +778,7 @@ class Step:
             raise BudgetExceeded(
                 f"this backward pass would hold {total:,} bytes, {total - self.budget:,} "
                 f"more than the budget: in addition to the {plan.late:,} of its plan{whole}, there are {listed}. Nothing was computed. "
-                f"{', '.join(advice).capitalize()}, or raise the budget",
+                f"{', '.join(advice).capitalize()}, or give budget={total} or more",
                 budget=self.budget, needed=total,
             )
 

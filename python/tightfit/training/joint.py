@@ -38,6 +38,8 @@ UPDATE = "tightfit.update"
 
 # They repeat checks that were made during capture, and compute nothing.
 _CHECKS = {aten._assert_tensor_metadata.default}
+# A copy of what a call reads is worth making if it is smaller than the call's results by this factor.
+_SMALLER = 16
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class Joint:
         _dropout_as_eager(module.graph)
         _forward_first(module.graph, found.tangents)
         _keep_old_versions(module.graph)
+        _read_copies(module.graph)
         return replace(Joint.captured(module, arguments, outputs), sizes=sizes)
 
     @staticmethod
@@ -210,6 +213,26 @@ def _keep_old_versions(graph: fx.Graph) -> None:
             order[kept] = order[write] - 0.5
             for user in late:
                 user.replace_input_with(source, kept)
+
+
+def _read_copies(graph: fx.Graph) -> None:
+    """Lets calls read copies of small buffers that are written later, so that they may run again: a batch normalization
+    reads running statistics, which its results do not depend on, and of which the backward pass finds the new ones."""
+    order = {node: index for index, node in enumerate(graph.nodes)}
+    for write in graph.find_nodes(op="call_function", target=aten.copy_.default):
+        buffer = write.args[0]
+        if buffer.op != "placeholder":
+            continue
+        for user in [user for user in buffer.users if is_call(user) and user is not write and order[user] < order[write]]:
+            made = sum(tensor.nbytes for tensor in tensors(user.meta.get("val")))
+            if _SMALLER * buffer.meta["val"].nbytes > made:
+                continue
+            with graph.inserting_before(user):
+                copied = graph.call_function(aten.clone.default, (buffer,))
+            copied.meta.update(user.meta)
+            with torch.no_grad():
+                copied.meta["val"] = buffer.meta["val"].clone()
+            user.replace_input_with(buffer, copied)
 
 
 def is_tensor(output: Any) -> bool:

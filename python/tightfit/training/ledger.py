@@ -138,11 +138,11 @@ class Ledger:
     nodes: dict[str, tuple[torch.Tensor, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.budget.ledgers.add(self)
+        self.budget.members.ledgers.add(self)
 
     def forget(self) -> None:
         """Called when the model is gone, or no longer compiled."""
-        self.budget.ledgers.discard(self)
+        self.budget.members.ledgers.discard(self)
         self.nodes.clear()
         if self.tier is not None:
             self.tier.close()
@@ -200,8 +200,8 @@ class Ledger:
         self.read = storages(arguments)
         given = [item for item in pytree.tree_leaves(self.given)
                  if type(item) is torch.Tensor and item.layout is torch.strided]
-        if self.budget.is_shared:
-            self.budget.give(given)
+        if self.budget.members.is_shared:
+            self.budget.members.give(given)
         self.unread = [found for found in _storages(given) if found[0].cdata not in self.read]
 
     def keep(self, losses: Iterable[tuple[StorageWeakRef, int]]) -> None:
@@ -212,7 +212,7 @@ class Ledger:
     def enter(self, pending: Pending, outputs: Iterable[Any]) -> None:
         """Notes that a forward pass saved something, and gave its outputs to its caller."""
         self.pending.add(pending)
-        self.budget.enter(pending)
+        self.budget.members.enter(pending)
         self.hand_out(outputs, weakref.ref(pending), pending.plan.code.saved_outputs)
         pending.outputs = [(storage, size) for storage, size, owner, _ in self.outputs
                            if owner is not None and owner() is pending]
@@ -236,18 +236,18 @@ class Ledger:
         """What is held besides a call and its own tensors, by reason; `own` is the call's own forward pass,
         `accumulated` the parameters whose gradients its plan counts, and `known` the storages that it counts."""
         found = self._held(own, accumulated, known)
-        seen = known | storages(self.tensors()) if self.budget.is_shared else known
+        seen = known | storages(self.tensors()) if self.budget.members.is_shared else known
         beside = sum(other._total(seen) for other in self._neighbors())
-        if self.budget.is_shared:
-            made = {storage.cdata for ledger in self.budget.ledgers for storage, *_ in (*ledger.outputs, *ledger.losses, *ledger.unread)}
-            kept = {storage for pending in self.budget.waiting() for storage in pending.batch}
-            found["what other calls were given"] = self.budget.given(seen | made | kept)
+        if self.budget.members.is_shared:
+            made = {storage.cdata for ledger in self.budget.members.ledgers for storage, *_ in (*ledger.outputs, *ledger.losses, *ledger.unread)}
+            kept = {storage for pending in self.budget.members.waiting() for storage in pending.batch}
+            found["what other calls were given"] = self.budget.members.given(seen | made | kept)
         found["what other models of the budget hold"] = beside
         return {reason: size for reason, size in found.items() if size}
 
     def absent(self) -> int:
         """Bytes of gradients that the other models of the budget may get, and do not have."""
-        own = storages(self.tensors()) if self.budget.is_shared else frozenset()
+        own = storages(self.tensors()) if self.budget.members.is_shared else frozenset()
         missing = {tensor.untyped_storage()._cdata: tensor.nbytes for other in self._neighbors() for tensor in other.tensors()
                    if tensor.requires_grad and tensor.grad is None}
         return sum(size for storage, size in missing.items() if storage not in own)
@@ -264,7 +264,7 @@ class Ledger:
 
     def _neighbors(self) -> Iterable[Ledger]:
         """The ledgers of the other models that have the same budget, on the same device."""
-        return (other for other in self.budget.ledgers if other is not self
+        return (other for other in self.budget.members.ledgers if other is not self
                 and (self.device is None or other.device is None or other.device == self.device))
 
     def _total(self, known: frozenset[int]) -> int:

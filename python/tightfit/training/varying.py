@@ -67,8 +67,8 @@ class Varying:
     def forward(self, arguments: list[Any]) -> list[Any]:
         """The forward pass, by a step for the sizes among the arguments."""
         sizes = tuple(arguments[index] for index in self._sizes)
-        if self.changes != self.budget.changes:
-            self.changes = self.budget.changes
+        if self.changes != self.budget.members.changes:
+            self.changes = self.budget.members.changes
             self.refused.clear()
         at = self._chosen(sizes)
         try:
@@ -90,7 +90,10 @@ class Varying:
     def _used(self, sizes: Sizes) -> Step:
         """The step for these sizes, made if there is none."""
         if sizes not in self.steps:
-            self.steps[sizes] = self.step(self._at(sizes))
+            self.steps[sizes] = made = self.step(self._at(sizes))
+            larger = [at for at in self.steps if at != sizes and _covers(at, sizes)]
+            if larger:
+                made.between.inherit(self.steps[min(larger, key=math.prod)].between)
             if len(self.steps) > _KEPT:
                 self.past += self.steps.popitem(last=False)[1].calls
         self.steps.move_to_end(sizes)
