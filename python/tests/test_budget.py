@@ -161,6 +161,51 @@ def test_a_budget_that_is_raised_is_used_and_one_that_is_lowered_is_kept():
     assert budget.bytes == 64 << 20
 
 
+def test_a_budget_that_is_lowered_between_two_passes_holds_from_the_next_forward_pass_on():
+    budget = tightfit.Budget("64MiB")
+    model = tightfit.compile(net(), budget=budget, deadline=0.1)
+    loss = model(torch.randn(512, 64)).sum()
+    budget.set("300KB")
+    loss.backward()
+    with pytest.raises(tightfit.InfeasibleBudget):
+        model(torch.randn(512, 64))
+    budget.set("64MiB")
+    changes = budget.members.changes
+    budget.set(64 << 20)
+    assert budget.members.changes == changes
+    trained(model)
+
+
+def test_a_step_that_nests_later_is_refused_once():
+    torch.manual_seed(0)
+    first, second = net(layers=8), net(layers=6)
+
+    def nested(one: nn.Module, other: nn.Module) -> None:
+        for model in (one, other):
+            model.zero_grad()
+        other(one(torch.ones(512, 64))).square().mean().backward()
+
+    roomy = tightfit.Budget("64MiB")
+    models = [tightfit.compile(copy.deepcopy(model), budget=roomy, deadline=0.1) for model in (first, second)]
+    for _ in range(2):
+        nested(*models)
+    most = max(plan.peak for model in models for plan in tightfit.plans(model))
+    budget = tightfit.Budget(int(0.65 * most))
+    models = [tightfit.compile(copy.deepcopy(model), budget=budget, deadline=0.1) for model in (first, second)]
+    for _ in range(3):
+        trained(models[0], rows=512)
+    refusals = 0
+    for _ in range(4):
+        try:
+            nested(*models)
+        except tightfit.BudgetExceeded:
+            refusals += 1
+    assert refusals <= 1
+    nested(first, second)
+    assert all(torch.equal(mine.grad, theirs.grad) for model, eager in zip(models, (first, second), strict=True)
+               for mine, theirs in zip(model.parameters(), eager.parameters(), strict=True))
+
+
 def test_a_released_model_is_what_it_was():
     eager = net()
     model = tightfit.compile(copy.deepcopy(eager), budget=tightfit.Budget("64MiB"), deadline=0.1)

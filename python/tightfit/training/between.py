@@ -60,10 +60,15 @@ class Between:
     def tell(self, waiting: Sequence[Pending], peak: Demand) -> Sequence[Moment]:
         """Tells the passes that wait what this step takes at its peak, beyond what was there when it began; returns what it
         told them."""
-        moments = [(weakref.ref(pending), sum((other.demand for other in waiting[index + 1:]), peak))
-                   for index, pending in enumerate(waiting)]
+        moments = [(weakref.ref(pending), demand) for pending, demand in zip(waiting, with_later(waiting, peak), strict=True)]
         _tell(moments, max(self._grown.get((len(waiting), adds), 0) for adds in (False, True)))
         return moments
+
+    def expect(self, depth: int, demand: Demand) -> None:
+        """Notes that another step would take this there, and was refused."""
+        self._demands[depth] = joined(self._demands.get(depth, ()), demand)
+        self.ledger.alone.discard(depth)
+        self.ledger.nested.add(depth)
 
     def learn(self, pending: Pending, beside: int) -> None:
         """Called in a backward pass of the step, when `beside` are the bytes that are held besides its plan."""
@@ -81,6 +86,11 @@ class Between:
             self.ledger.nested.add(depth)
         elif depth not in self.ledger.nested:
             self.ledger.alone.add(depth)
+
+
+def with_later(waiting: Sequence[Pending], peak: Demand) -> list[Demand]:
+    """For each pass that waits, the demand of a step at its peak with what later ones that wait hold."""
+    return [sum((later.demand for later in waiting[index + 1:]), peak) for index in range(len(waiting))]
 
 
 def _tell(moments: Sequence[Moment], grown: int) -> None:

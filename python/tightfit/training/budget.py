@@ -52,8 +52,8 @@ class Budget:
 
     def set(self, size: int | str) -> None:
         """Changes the budget. It holds from the next forward pass of each model on."""
-        self._bytes = budget_bytes(size)
-        self.members.changes += 1
+        before, self._bytes = self._bytes, budget_bytes(size)
+        self.members.changes += self._bytes != before
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), ("min" if self._bytes is None else self._bytes,)

@@ -18,6 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .backend import Backend
+from .between import with_later
 from .costs import libraries
 from .counting import Count
 from .execution import RESERVE
@@ -129,8 +130,8 @@ class Evaluation:
             budget.members.give(tensors)
             made = {storage.cdata for pending in waiting for storage, _ in pending.outputs}
             most += self.backend.ledger.size(tensor for tensor in tensors if tensor.untyped_storage()._cdata not in made)
-        for pending in waiting:
-            pending.inner = joined(pending.inner, Demand(most, most))
+        for pending, demand in zip(waiting, with_later(waiting, Demand(most, most)), strict=True):
+            pending.inner = joined(pending.inner, demand)
 
     def _handed_out(self, result: Any) -> Any:
         """The result of a call, once it is in the ledger: the caller may hold it during later calls."""

@@ -23,7 +23,7 @@ from .. import extents
 from ..errors import BudgetExceeded, CompileError, InfeasibleBudget
 from .addresses import Course, Slab, slab_of, too_large
 from .away import Away
-from .between import Between
+from .between import Between, with_later
 from .code import Code, Sized
 from .costs import block, costed, libraries
 from .counting import Count, Tally
@@ -183,7 +183,12 @@ class Step:
         if len(accumulated) < len(there):
             others["gradients that hooks wait for"] = self.ledger.size(
                 tensor.grad for index, tensor in there.items() if index not in accumulated)
-        plan = self._planned_between(accumulated, others, arguments, len(waiting_before))
+        try:
+            plan = self._planned_between(accumulated, others, arguments, len(waiting_before))
+        except InfeasibleBudget:
+            if waiting_before and self.between.nests:
+                self._expect(waiting_before, accumulated, arguments)
+            raise
         if self.slab is not None:
             plan = self._begun(self.slab, plan, accumulated, others, arguments)
         if self.tier is not None:
@@ -214,7 +219,7 @@ class Step:
                           moments=moments,
                           batch={given[index].untyped_storage()._cdata: given[index].untyped_storage().nbytes()
                                  for index in given if self.joint.arguments[index].phase == "input"},
-                          beside=sum(others.values()) - others.get(_KEPT, 0))
+                          beside=sum(others.values()) - others.get(_KEPT, 0), budget=self.budget)
         if tally is not None:
             self._counted_forward(pending, tally)
         if self.slab is not None:
@@ -439,7 +444,10 @@ class Step:
         choices = [False] if self.holds_outputs is False or not self.joint.has_backward else [True, False]
         refused: list[InfeasibleBudget] = []
         for holds in choices:
-            plans = self.plans.setdefault((accumulated, holds, self.ledger.budget.members.changes), [])
+            changes = self.ledger.budget.members.changes
+            for key in [key for key in self.plans if key[2] != changes]:
+                del self.plans[key]
+            plans = self.plans.setdefault((accumulated, holds, changes), [])
             plans[:] = [plan for plan in plans if not self._is_outdated(plan, depth)]
             leave = self._left(accumulated, holds, room, arguments, depth) if plans else 0
             for plan in plans:
@@ -527,15 +535,25 @@ class Step:
             self._ranges[key] = Range(narrow, Demand(held_there, at_barrier(whole)), Demand(min(least, narrow.peak), most))
         return self._ranges[key]
 
+    def _expect(self, waiting: Sequence[Pending], accumulated: frozenset[int], arguments: Sequence[Any]) -> None:
+        """Called when it is refused while other passes wait: the next time, they leave room for it."""
+        peak = self._range(accumulated, True, arguments).peak.less(self._known(waiting, accumulated, arguments))
+        for pending, demand in zip(waiting, with_later(waiting, peak), strict=True):
+            pending.step.between.expect(pending.depth, demand)
+
+    def _known(self, waiting: Sequence[Pending], accumulated: frozenset[int], arguments: Sequence[Any]) -> int:
+        """Bytes of what its plan counts and passes that wait know to be there."""
+        made = {storage.cdata for pending in waiting for storage, _ in pending.outputs if not storage.expired()}
+        there = [argument for index, argument in enumerate(arguments) if isinstance(argument, torch.Tensor)
+                 and (index not in self._inputs or argument.untyped_storage()._cdata in made)]
+        return self.ledger.size([*there, *(arguments[index].grad for index in accumulated)])
+
     def _enter(self, waiting: Sequence[Pending], plan: Plan, arguments: Sequence[Any]) -> tuple[Demand, Sequence[Moment]]:
         """Tells the passes that wait what this one takes before their backward passes; returns what it holds between its
         own passes, in addition to what was there, and what it told."""
         if not waiting:
             return NONE, ()
-        made = {storage.cdata for pending in waiting for storage, _ in pending.outputs if not storage.expired()}
-        there = [argument for index, argument in enumerate(arguments) if isinstance(argument, torch.Tensor)
-                 and (index not in self._inputs or argument.untyped_storage()._cdata in made)]
-        known = self.ledger.size([*there, *(arguments[index].grad for index in plan.accumulated)])
+        known = self._known(waiting, plan.accumulated, arguments)
         own = self._range(plan.accumulated, plan.holds_outputs, arguments) if self.between.nests else \
             Range(plan.held, Demand(), Demand(plan.held.peak, plan.held.unplanned_peak))
         return own.barrier.less(known), self.between.tell(waiting, own.peak.less(known))
@@ -746,7 +764,9 @@ class Step:
         """Refuses a backward pass if more is held than its plan was made for: `beside` are bytes that the plan assumes
         to be freed, by reason, and `keeps` says that what the pass starts from stays for another pass. Learns what came
         between the passes."""
-        if self.budget is None:
+        # A budget that was changed since holds from the next forward pass on.
+        budget = pending.budget
+        if budget is None:
             return
         others = self._others(pending, pending.idle, [pending.parameters[index] for index in plan.accumulated])
         gradients = {index: tensor.grad for index, tensor in pending.parameters.items() if tensor.grad is not None}
@@ -762,24 +782,24 @@ class Step:
         beside_plan = self.outside + self.reserve + sum(others.values())
         now = _with(plan, self.loss.memory.between)
         total = now.held.peak + beside_plan
-        if total > self.budget and plan.late + beside_plan <= self.budget:
+        if total > budget and plan.late + beside_plan <= budget:
             # That peak was before the backward pass.
             at_loss = plan.at_barrier + now.between + beside_plan
-            if now is not plan and pending.tally is None and at_loss > self.budget:
+            if now is not plan and pending.tally is None and at_loss > budget:
                 self._warn(at_loss, _LOSS, at_loss, verb="may have held")
             return
         total = plan.late + beside_plan
-        if total > self.budget:
+        if total > budget:
             reasons = {**others, "parameters and buffers that this call does not use": self.outside, "reserve": self.reserve}
             listed = ", ".join(f"{size:,} of {reason}" for reason, size in reasons.items() if size)
             whole = ", which overwrites nothing" if keeps else ""
             advice = ["let outputs go before it"] if beside.get("outputs of this call") else []
             advice += ["run each backward pass right after its forward pass", *(["without retain_graph"] if keeps else [])]
             raise BudgetExceeded(
-                f"this backward pass would hold {total:,} bytes, {total - self.budget:,} "
+                f"this backward pass would hold {total:,} bytes, {total - budget:,} "
                 f"more than the budget: in addition to the {plan.late:,} of its plan{whole}, there are {listed}. Nothing was computed. "
                 f"{', '.join(advice).capitalize()}, or give budget={total} or more",
-                budget=self.budget, needed=total,
+                budget=budget, needed=total,
             )
 
     def _unchanged(self, pending: Pending) -> None:

@@ -66,6 +66,8 @@ class Pending:
     # The number of passes that waited when it ran, and the bytes that were held besides its plan.
     depth: int = 0
     beside: int = 0
+    # The budget when it ran.
+    budget: int | None = None
     # What it holds between its passes in addition to what was there, and what other steps took there, each at one time.
     demand: Demand = NONE
     # What its step was told to take before the backward passes of those that waited when it ran.
@@ -121,8 +123,9 @@ class Ledger:
     # as far as was seen.
     nested: set[int] = field(default_factory=set)
     alone: set[int] = field(default_factory=set)
-    # References to the model's parameters and buffers, found again before each step that nests in none.
-    parts: list[weakref.ref[torch.Tensor]] | None = None
+    # References to the model's parameters and buffers, and the bytes of their storages, found again before each step that
+    # nests in none.
+    parts: tuple[list[weakref.ref[torch.Tensor]], dict[int, int]] | None = None
     # Bytes of optimizer state on the model's device: what is reserved for it, and what exists.
     reserved: int = 0
     states: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
@@ -236,7 +239,7 @@ class Ledger:
         """What is held besides a call and its own tensors, by reason; `own` is the call's own forward pass,
         `accumulated` the parameters whose gradients its plan counts, and `known` the storages that it counts."""
         found = self._held(own, accumulated, known)
-        seen = known | storages(self.tensors()) if self.budget.members.is_shared else known
+        seen = known | self.sizes().keys() if self.budget.members.is_shared else known
         beside = sum(other._total(seen) for other in self._neighbors())
         if self.budget.members.is_shared:
             made = {storage.cdata for ledger in self.budget.members.ledgers for storage, *_ in (*ledger.outputs, *ledger.losses, *ledger.unread)}
@@ -247,20 +250,27 @@ class Ledger:
 
     def absent(self) -> int:
         """Bytes of gradients that the other models of the budget may get, and do not have."""
-        own = storages(self.tensors()) if self.budget.members.is_shared else frozenset()
+        own = self.sizes()
         missing = {tensor.untyped_storage()._cdata: tensor.nbytes for other in self._neighbors() for tensor in other.tensors()
                    if tensor.requires_grad and tensor.grad is None}
         return sum(size for storage, size in missing.items() if storage not in own)
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """The parameters and buffers that the model has on its device, if it is known."""
+        return (tensor for reference in self._parts()[0] if (tensor := reference()) is not None)
+
+    def sizes(self) -> Mapping[int, int]:
+        """The bytes of the storages of these, by storage."""
+        return self._parts()[1]
+
+    def _parts(self) -> tuple[list[weakref.ref[torch.Tensor]], dict[int, int]]:
         if self.parts is None:
             model = None if self.model is None else self.model()
-            self.parts = [] if model is None else [weakref.ref(tensor) for tensor in (*model.parameters(), *model.buffers())]
-        for reference in self.parts:
-            tensor = reference()
-            if tensor is not None and (self.device is None or tensor.device == self.device):
-                yield tensor
+            found = [] if model is None else [tensor for tensor in (*model.parameters(), *model.buffers())
+                                              if self.device is None or tensor.device == self.device]
+            self.parts = [weakref.ref(tensor) for tensor in found], \
+                {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in found}
+        return self.parts
 
     def _neighbors(self) -> Iterable[Ledger]:
         """The ledgers of the other models that have the same budget, on the same device."""
@@ -269,14 +279,14 @@ class Ledger:
 
     def _total(self, known: frozenset[int]) -> int:
         """All that the model holds, but what lies in the `known` storages."""
-        own = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in self.tensors()}
-        tensors = sum(size for storage, size in own.items() if storage not in known)
+        sizes = self.sizes()
+        tensors = sum(sizes.values()) - sum(sizes[storage] for storage in sizes.keys() & known)
         return tensors + self._gradients(known) + sum(self._held(None, (), known).values())
 
     def _gradients(self, known: frozenset[int]) -> int:
         """Bytes of the gradients of the model's parameters that do not lie in the `known` storages."""
-        return self.size(tensor.grad for tensor in self.tensors()
-                         if tensor.grad is not None and tensor.untyped_storage()._cdata not in known)
+        return self.size(gradient for tensor in self.tensors()
+                         if (gradient := tensor.grad) is not None and tensor.untyped_storage()._cdata not in known)
 
     def _held(self, own: Pending | None, accumulated: Iterable[torch.Tensor], known: frozenset[int]) -> dict[str, int]:
         """What is held besides the model, its gradients and a call, by reason."""
