@@ -24,6 +24,8 @@ class Between:
         # gradients: then those of others usually exist, too.
         self._demands: dict[int, tuple[Demand, ...]] = {}
         self._grown: dict[tuple[int, bool], int] = {}
+        # By the number of passes that waited when the step began, and when a later one did: what the loop held since.
+        self.held_since: dict[tuple[int, int], int] = {}
 
     def inherit(self, other: Between) -> None:
         """Takes over what is known about a step of the same graph at larger sizes, where others take no less."""
@@ -31,7 +33,7 @@ class Between:
 
     def is_unknown(self, depth: int) -> bool:
         """Whether other models of the budget may take memory there, and no backward pass has shown it yet."""
-        return self.nests and self.ledger.budget.members.is_shared and depth not in self._demands and depth not in self.ledger.alone
+        return self.nests and self.ledger.members.is_shared and depth not in self._demands and depth not in self.ledger.alone
 
     def has_grown(self, depth: int, *, adds: bool) -> bool:
         """Whether it is known what others get there."""
@@ -43,7 +45,7 @@ class Between:
         autograd."""
         if (depth, adds) in self._grown:
             return self._grown[depth, adds]
-        if not (self.nests and self.ledger.budget.members.is_shared):
+        if not (self.nests and self.ledger.members.is_shared):
             return 0
         if depth not in self.ledger.alone:
             return self.ledger.absent() + own

@@ -125,7 +125,7 @@ class Members:
         earlier = waiting if own is None else [pending for pending in waiting if pending.depth < own.depth]
         depth = len(waiting) if own is None else own.depth
         # What is held since an earlier pass includes what is held since a later one.
-        return max((pending.step.held_since.get((pending.depth, depth), 0) for pending in earlier), default=0)
+        return max((pending.step.between.held_since.get((pending.depth, depth), 0) for pending in earlier), default=0)
 
 
 def budget_of(given: Any) -> Budget:

@@ -209,6 +209,7 @@ class _Known:
         return self.costs.get(key) or self.refused[key]
 
     def _measure(self, call: Call, results: int, there: Mapping[int, torch.Tensor]) -> None:
+        """Measures a call, or notes why that cannot be done."""
         key = call.key
         if self.device.type != "cuda" and torch._C._autograd._profiler_enabled():
             raise CompileError("a profiler is active, and what operators take is measured by PyTorch's profiler before the "

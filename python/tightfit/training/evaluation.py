@@ -63,6 +63,7 @@ class Evaluation:
             return self._run(call, given)
 
     def _run(self, call: Callable[[], Any], given: Any) -> tuple[bool, Any]:
+        """The same, for a call that is part of no other."""
         budget = self.backend.ledger.budget.bytes
         if budget is None:
             return True, self._handed_out(call())
@@ -146,7 +147,7 @@ class Evaluation:
         device = self._device(tensors)
         ledger = self.backend.ledger
         ledger.device = device
-        beside = sum(ledger.others(known=storages(tensors)).values()) + ledger.budget.members.held_by_loop(None)
+        beside = sum(ledger.others(known=storages(tensors)).values()) + ledger.members.held_by_loop(None)
         rest = budget - own - given - beside - RESERVE - libraries(device)
         if wanted <= rest - gradients:
             return rest - gradients

@@ -132,8 +132,6 @@ class Step:
                          settings.loss_memory, ledger, is_counted=settings.placement is not Placement.ADDRESSES)
         self._has_warned = False
         self.between = Between(ledger, nests=self.nests and self.joint.has_backward and settings.placement is not Placement.ADDRESSES)
-        # By the number of passes that waited for its forward pass, and for a later one: what the loop held between the two.
-        self.held_since: dict[tuple[int, int], int] = {}
         self._ranges: dict[tuple[frozenset[int], bool, int], Range] = {}
         # Whether the caller held the outputs during the last backward pass.
         self.holds_outputs: bool | None = None
@@ -167,9 +165,9 @@ class Step:
             return self._forward(arguments)
 
     def _forward(self, arguments: list[Any]) -> list[Any]:
-        waiting_before = self.ledger.budget.members.waiting()
+        waiting_before = self.ledger.members.waiting()
         if not waiting_before:
-            self.ledger.budget.members.refresh()
+            self.ledger.members.refresh()
         for earlier in waiting_before:
             earlier.note(len(waiting_before))
         parameters = {index: arguments[index] for index in self._accumulating}
@@ -444,7 +442,7 @@ class Step:
         choices = [False] if self.holds_outputs is False or not self.joint.has_backward else [True, False]
         refused: list[InfeasibleBudget] = []
         for holds in choices:
-            changes = self.ledger.budget.members.changes
+            changes = self.ledger.members.changes
             for key in [key for key in self.plans if key[2] != changes]:
                 del self.plans[key]
             plans = self.plans.setdefault((accumulated, holds, changes), [])
@@ -465,7 +463,7 @@ class Step:
             plans.sort(key=lambda plan: plan.held.seconds)
             return plan
         # A plan for outputs that are held also works if they are not.
-        for plan in self.plans.get((accumulated, True, self.ledger.budget.members.changes), []):
+        for plan in self.plans.get((accumulated, True, self.ledger.members.changes), []):
             if room is not None and plan.peak(grown) <= room:
                 return plan
         self._warn_of_measuring(arguments, "No plan is within the budget")
@@ -666,9 +664,9 @@ class Step:
         """The same refusal in terms of the whole budget, of which the graph needs `needed` bytes. The budget that is
         said to suffice includes what is still to come, and what earlier calls would hold under a larger budget."""
         later, hooked = self._with_gradients(accumulated, arguments) if self.accumulates else (None, 0)
-        waiting = [pending.step.most_saved for pending in self.ledger.budget.members.waiting()]
+        waiting = [pending.step.most_saved for pending in self.ledger.members.waiting()]
         coming = self._coming(arguments)
-        if self.ledger.budget.members.is_shared:
+        if self.ledger.members.is_shared:
             # Passes that wait leave room for others, whatever the budget.
             coming += self.ledger.absent()
         else:
@@ -701,7 +699,7 @@ class Step:
         others = self.ledger.others(pending, accumulated, known)
         beside = [*idle, *(tensor for tensor in map(_referent, self.outside_parameters) if tensor is not None)]
         found = {"gradients that this call does not compute": self.ledger.size(tensor.grad for tensor in beside if tensor.grad is not None),
-                 "what the loop holds since earlier calls": self.ledger.budget.members.held_by_loop(pending)}
+                 "what the loop holds since earlier calls": self.ledger.members.held_by_loop(pending)}
         return others | {reason: size for reason, size in found.items() if size}
 
     def _awaits_gradients(self) -> bool:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
-from .budget import Budget
+from .budget import Budget, Members
 from .counting import Tally, expired
 from .nest import NONE, Demand
 from .tier import Tier
@@ -82,7 +82,7 @@ class Pending:
     def note(self, depth: int) -> None:
         """Notes what the loop holds since this pass when a later one begins, for which `depth` passes wait."""
         if self.tally is not None and self.tally.count.is_running:
-            since = self.step.held_since
+            since = self.step.between.held_since
             since[self.depth, depth] = max(since.get((self.depth, depth), 0), self.tally.since())
 
     def released(self) -> int:
@@ -140,12 +140,17 @@ class Ledger:
     # The nodes of autograd that accumulate gradients, with their parameters, by name: nodes keep parameters alive.
     nodes: dict[str, tuple[torch.Tensor, Any]] = field(default_factory=dict)
 
+    @property
+    def members(self) -> Members:
+        """The models that have its budget."""
+        return self.budget.members
+
     def __post_init__(self) -> None:
-        self.budget.members.ledgers.add(self)
+        self.members.ledgers.add(self)
 
     def forget(self) -> None:
         """Called when the model is gone, or no longer compiled."""
-        self.budget.members.ledgers.discard(self)
+        self.members.ledgers.discard(self)
         self.nodes.clear()
         if self.tier is not None:
             self.tier.close()
@@ -203,8 +208,8 @@ class Ledger:
         self.read = storages(arguments)
         given = [item for item in pytree.tree_leaves(self.given)
                  if type(item) is torch.Tensor and item.layout is torch.strided]
-        if self.budget.members.is_shared:
-            self.budget.members.give(given)
+        if self.members.is_shared:
+            self.members.give(given)
         self.unread = [found for found in _storages(given) if found[0].cdata not in self.read]
 
     def keep(self, losses: Iterable[tuple[StorageWeakRef, int]]) -> None:
@@ -215,7 +220,7 @@ class Ledger:
     def enter(self, pending: Pending, outputs: Iterable[Any]) -> None:
         """Notes that a forward pass saved something, and gave its outputs to its caller."""
         self.pending.add(pending)
-        self.budget.members.enter(pending)
+        self.members.enter(pending)
         self.hand_out(outputs, weakref.ref(pending), pending.plan.code.saved_outputs)
         pending.outputs = [(storage, size) for storage, size, owner, _ in self.outputs
                            if owner is not None and owner() is pending]
@@ -239,12 +244,12 @@ class Ledger:
         """What is held besides a call and its own tensors, by reason; `own` is the call's own forward pass,
         `accumulated` the parameters whose gradients its plan counts, and `known` the storages that it counts."""
         found = self._held(own, accumulated, known)
-        seen = known | self.sizes().keys() if self.budget.members.is_shared else known
+        seen = known | self.sizes().keys() if self.members.is_shared else known
         beside = sum(other._total(seen) for other in self._neighbors())
-        if self.budget.members.is_shared:
-            made = {storage.cdata for ledger in self.budget.members.ledgers for storage, *_ in (*ledger.outputs, *ledger.losses, *ledger.unread)}
-            kept = {storage for pending in self.budget.members.waiting() for storage in pending.batch}
-            found["what other calls were given"] = self.budget.members.given(seen | made | kept)
+        if self.members.is_shared:
+            made = {storage.cdata for ledger in self.members.ledgers for storage, *_ in (*ledger.outputs, *ledger.losses, *ledger.unread)}
+            kept = {storage for pending in self.members.waiting() for storage in pending.batch}
+            found["what other calls were given"] = self.members.given(seen | made | kept)
         found["what other models of the budget hold"] = beside
         return {reason: size for reason, size in found.items() if size}
 
@@ -274,7 +279,7 @@ class Ledger:
 
     def _neighbors(self) -> Iterable[Ledger]:
         """The ledgers of the other models that have the same budget, on the same device."""
-        return (other for other in self.budget.members.ledgers if other is not self
+        return (other for other in self.members.ledgers if other is not self
                 and (self.device is None or other.device is None or other.device == self.device))
 
     def _total(self, known: frozenset[int]) -> int:

@@ -65,10 +65,10 @@ def _advice(step: Any, others: Mapping[str, int], coming: Coming) -> str:
     if coming.waiting:
         advice.append("Run each backward pass right after its forward pass, and let go of losses and outputs of earlier calls: each "
                       f"further one takes up to {max(coming.waiting):,} bytes")
-        if not step.ledger.budget.members.is_shared:
+        if not step.ledger.members.is_shared:
             advice.append("Where several forward passes come before a backward pass, budget=tightfit.Budget(…) makes the first leave "
                           "room for the others")
-    if step.ledger.budget.members.is_shared:
+    if step.ledger.members.is_shared:
         advice.append("The budget is shared, and this is one call: others of the loop may need more")
     if step.accumulates and step.joint.has_backward and "optimizer state" not in others:
         advice.append("An optimizer's state comes on top, unless optimizer=… says which")

@@ -221,7 +221,7 @@ class _WholeStep(Step):
         self.plans = self._plans_by.setdefault(updates.signature(), {})
         plan = self.plan(frozenset(), self._others(None, [arguments[index] for index in self._idle], []), arguments)
         self.calls += 1
-        self._enter(self.ledger.budget.members.waiting(), plan, arguments)
+        self._enter(self.ledger.members.waiting(), plan, arguments)
         if self.residents is not None:
             wanted = {self.resident(arguments[index], is_state): below for index, is_state, below in plan.code.residents}
             self.residents.begin(wanted)
