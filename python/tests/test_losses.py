@@ -135,6 +135,24 @@ def test_a_checkpoint_around_the_model_is_no_pass_without_a_plan(recwarn: pytest
     assert tightfit.plans(model) and not [warning for warning in recwarn if "no plan ran" in str(warning.message)]
 
 
+def test_gradients_that_are_freed_between_the_passes_do_not_count_until_the_end(recwarn: pytest.WarningsRecorder):
+    model = tightfit.compile(nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 256)), "8MiB", deadline=0.1)
+    [gradients] = {sum(parameter.nbytes for parameter in model.parameters())}
+    small = 2 * 4 * 256
+    for step in range(1, 5):
+        loss = model(torch.randn(64, 256)).square().mean()
+        [found] = model._compiled_call_impl.backend.steps
+        [pending] = [one for one in found.ledger.pending if one.saved is not None]
+        tally = pending.tally
+        # The first two steps make plans, and the fourth is counted again; the third one's gradients are not reported.
+        assert (tally is None) == (step == 3)
+        model.zero_grad()
+        loss.backward()
+        if tally is not None:
+            assert tally.freed in ((gradients, gradients - small) if step == 4 else (0,))
+    assert not [warning for warning in recwarn if "more than the budget" in str(warning.message)]
+
+
 def test_a_survey_runs_no_hooks_and_goes_through_freed_graphs():
     def fail(_):
         raise AssertionError("unpacked")

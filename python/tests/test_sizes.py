@@ -147,6 +147,25 @@ def test_one_plan_serves_smaller_batches_and_what_does_not_fit_at_its_size_is_pl
     same(eager, compiled, words(5, 34))
 
 
+def test_a_larger_step_runs_a_shape_until_this_has_cost_as_much_as_a_step_of_its_own():
+    torch.manual_seed(0)
+    eager = Words()
+    budget = int(tightfit.plan(copy.deepcopy(eager), words(6, 48), "min").peak * 1.05)
+    compiled = tightfit.compile(copy.deepcopy(eager), budget, deadline=0.1)
+    for rows, length in [(6, 48), (6, 47), (5, 48)]:
+        same(eager, compiled, words(rows, length))
+    varying = backend(compiled).runs[-1]
+    before = list(varying.steps)
+    assert all(step.lost > 0 for step in varying.steps.values()), "nothing is recomputed: choose another budget"
+    same(eager, compiled, words(2, 12))
+    assert list(varying.steps) == before
+    for step in varying.steps.values():
+        step.spent = 1e-9
+    same(eager, compiled, words(2, 12))
+    assert len(varying.steps) == len(before) + 1
+    assert [2, 12] in [step.batch()[0] for step in varying.steps.values()]
+
+
 def test_losses_outside_the_model_are_counted_for_the_largest_batch_of_a_plan():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(16, 512), nn.GELU(), nn.Linear(512, 256))

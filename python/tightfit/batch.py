@@ -6,7 +6,7 @@ it. Anything that is not a tensor is part of the call and not of the list.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,11 @@ from .errors import ExportError
 
 # What a batch may hold besides tensors; a graph keeps these values as they were when it was captured.
 _CONSTANTS = (bool, int, float, str, type(None))
+
+
+def listed(shapes: Iterable[Sequence[int]]) -> str:
+    """The shapes of a batch, as messages name them."""
+    return " and ".join(str(list(shape)) for shape in shapes) or "nothing"
 
 
 def pair(batch: Any) -> tuple[Any, Any]:

@@ -19,7 +19,9 @@ from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 
+from ..batch import listed
 from ..errors import CompileError
+from ..notices import noticed
 from .admission import unsharded
 from .budget import Budget
 from .dynamo import admit
@@ -80,8 +82,11 @@ class Backend:
         tensors = [item for item in examples if isinstance(item, torch.Tensor)]
         self.ledger.device = device = device_of(tensors)
         outside = _outside(self.model, tensors, device)
+        batch = [example.shape for example, argument in zip(examples, arguments, strict=True)
+                 if argument.phase == "input" and isinstance(example, torch.Tensor)]
         # Loops call `backward` outside of autocast, where eager's backward pass makes no automatic casts.
-        with torch._functorch.config.patch(backward_pass_autocast="off"), captured():
+        with torch._functorch.config.patch(backward_pass_autocast="off"), captured(), \
+                noticed(f"capturing {self.name} on a batch of {listed(batch)}"):
             if self.settings.placement is Placement.INDUCTOR:
                 from .fused import fused  # it loads Inductor
 

@@ -17,6 +17,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .. import notebook
+from ..batch import listed
 from ..errors import CompileError, OptionError
 from .addresses import install
 from .admission import as_built, unsharded
@@ -77,7 +78,8 @@ def compile(
 
     A model that returns a loss has its other outputs detached, which saves the memory of their gradients; with
     `differentiable_outputs=True` they are not. `deadline` is how long the search for a plan may take: seconds, or text
-    such as `"500ms"`.
+    such as `"500ms"`. Steps run by a plan that was found in a quarter of a second while it goes on, unless addresses are
+    planned or Inductor runs the plan.
 
     With `fused=True` Inductor runs the plan's partition with fused kernels. Gradients are equal up to rounding, and
     **the budget is no guarantee**: it only decides what is saved. The first steps are measured (`measured_peak` of
@@ -211,7 +213,7 @@ class PlanInfo:
     def _title(self) -> str:
         kind = "training" if self.trains else "evaluation"
         added = ", gradients are added to" if self.accumulates else ""
-        return f"{self.model}, {kind} on {' and '.join(map(str, self.batch)) or 'nothing'}{added}"
+        return f"{self.model}, {kind} on {listed(self.batch)}{added}"
 
 
 class Plans(list[PlanInfo]):
@@ -225,12 +227,19 @@ class Plans(list[PlanInfo]):
 
 
 def plans(model: nn.Module) -> list[PlanInfo]:
-    """The plans that a compiled model has made so far, in their order."""
+    """The plans that a compiled model has made so far, in their order; waits for searches that go on while steps run."""
     call = getattr(model, "_compiled_call_impl", None)
     if not isinstance(call, Call):
         raise CompileError(f"this {type(model).__name__} was not compiled by tightfit.compile, whose model this takes; what "
                            "tightfit.step gives has its plans itself, as `.plans`")
-    return Plans(info(step, plan) for step in call.backend.steps for plan in step.made)
+    return made(call.backend)
+
+
+def made(backend: Backend) -> Plans:
+    """The plans of a backend's steps, once no search goes on."""
+    for step in backend.steps:
+        step.settle()
+    return Plans(info(step, plan) for step in backend.steps for plan in step.made)
 
 
 def release(model: Module) -> Module:

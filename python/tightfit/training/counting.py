@@ -280,7 +280,7 @@ class Tally:
     """The counted bytes of a step, in three sections: forward pass, loss, backward pass."""
 
     count: Count
-    # Bytes held when the step began, and the outputs of earlier calls among them.
+    # Bytes held when the step began, and what among them is not reported when it is freed.
     start: int
     earlier: list[tuple[StorageWeakRef, int]]
     sections: list[Counted] = field(default_factory=list)
@@ -289,8 +289,9 @@ class Tally:
     surveyed: int = 0
     # Bytes of targets and anything else that the loss holds but did not make.
     targets: int = 0
-    # Bytes of outputs that the loop freed.
+    # Bytes of its outputs, and of the `earlier` ones, that the loop freed between the passes.
     released: int = 0
+    freed: int = 0
 
     def since(self) -> int:
         """Bytes that were allocated since the forward pass, outside of other steps, and are still held."""
@@ -302,8 +303,9 @@ class Tally:
         held = self.start + self.targets
         for index, section in enumerate(self.sections):
             if index == 1:
-                # A loop that assigns its outputs to the same variable each time frees the earlier ones here.
-                held -= expired(self.earlier)
+                # A loop that assigns its outputs to the same variable each time frees the earlier ones here, and some
+                # set gradients to `None`.
+                held -= self.freed
             if held + section.peak > peak:
                 peak, at = held + section.peak, index
             held += section.net

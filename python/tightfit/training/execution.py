@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -20,13 +21,15 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from .. import extents
+from ..batch import listed
 from ..errors import BudgetExceeded, CompileError, InfeasibleBudget
+from ..notices import noticed
 from .addresses import Course, Slab, slab_of, too_large
 from .away import Away
 from .between import Between, with_later
 from .code import Code, Sized
 from .costs import block, costed, libraries
-from .counting import Count, Tally
+from .counting import Count, Tally, expired
 from .engine import waiting
 from .joint import Joint, alike_only, document, is_tensor, largest
 from .ledger import Ledger, Moment, Pending, storages
@@ -34,15 +37,18 @@ from .loss import Loss
 from .nest import NONE, Demand, Range
 from .planned import Below, Held, apart, around, code, graph_peak, held, with_loss
 from .refusal import Coming, refusal
+from .searching import Search
 from .settings import Offload, Placement, Settings, differentiated
 from .survey import Survey
 from .tier import Tier
 
 # Bytes reserved for PyTorch's own allocations around a step: random states, views, tokens of a few bytes.
 RESERVE = 64 << 10
+# A plan that may be slower than any other by at most this share is not improved.
+_CLOSE = 0.005
 # Bytes that no graph holds.
 _MUCH = 1 << 50
-# The most seconds of the search for a first step's plan, if another plan will follow.
+# The most seconds that a step waits for a plan, if another will follow.
 _FIRST = 0.25
 _LOSS = "loss outside of the model"
 _KEPT = "what the loss outside of the model keeps"
@@ -69,6 +75,8 @@ class Plan:
     budget: int | None = None
     # Bytes that others get between its passes and hold to the end, for which it has room.
     grown: int = 0
+    # A search for a faster plan that takes its place.
+    search: Search | None = field(default=None, compare=False)
     # The addresses of its allocations.
     course: Course = field(default_factory=Course)
 
@@ -145,6 +153,8 @@ class Step:
         # Bytes of the budget that plans leave for the gaps between addresses.
         self.gaps = 0
         self.calls = 0
+        # Seconds that were spent to make it, and its plans.
+        self.spent = 0.0
         self._gradients = [index for index, gradient in enumerate(joint.gradients) if gradient is not None]
         self._accumulating = [index for index in self._gradients if joint.arguments[index].is_parameter]
         self._inputs = [index for index, argument in enumerate(joint.arguments) if argument.phase == "input"]
@@ -156,6 +166,11 @@ class Step:
     def budget(self) -> int | None:
         """The budget in bytes; `None` if it is `"min"`."""
         return self.ledger.budget.bytes
+
+    @property
+    def lost(self) -> float:
+        """The seconds that its last plan takes more than no plan."""
+        return _lost(self.made[-1]) if self.made else 0.0
 
     # Called by AOTAutograd.
 
@@ -254,7 +269,7 @@ class Step:
         is_batched = any(map(_is_batched, tangents))
         tally = pending.tally
         if tally is not None and tally.count.is_running and not is_batched:
-            tally.released = pending.released()
+            tally.released, tally.freed = pending.released(), expired(tally.earlier)
         held = self.ledger.held_outputs(pending)
         self.holds_outputs = held > 0
         keeps = torch._C._autograd._get_current_graph_task_keep_graph()
@@ -313,7 +328,10 @@ class Step:
         """Begins to count a step with these arguments, if possible."""
         if (count := Count.begin(self.device)) is None:
             return None
-        return Tally(count, self._there(arguments), [(storage, size) for storage, size, *_ in self.ledger.outputs])
+        gradients = [argument.grad for argument in arguments if isinstance(argument, torch.Tensor) and argument.is_leaf]
+        # CUDA's figures have all that is freed.
+        earlier = [] if self.device.type == "cuda" else self.ledger.uncounted(gradients)
+        return Tally(count, self._there(arguments), earlier)
 
     def _counted_forward(self, pending: Pending, tally: Tally) -> None:
         """Ends the count of the forward pass, and goes on to count the rest of the step, unless the CPU allocator in
@@ -342,6 +360,7 @@ class Step:
         if tally is None or not tally.count.is_running:
             return
         sections = tally.count.end()
+        self.ledger.count(pending)
         if len(sections) == 3:
             loss = sections[0] if tally.before is None else tally.before.then(sections[0])
             tally.sections += [loss, sections[1]]
@@ -351,12 +370,11 @@ class Step:
             peak, at = tally.peak()
             # What a loss keeps is also held during the backward pass.
             learned = (0, peak, self.loss.memory.kept - assumed)[at]
-            self._warn(peak, ("forward pass", _LOSS, "backward pass")[at], learned)
+            self._warn(pending.budget, peak, ("forward pass", _LOSS, "backward pass")[at], learned)
 
-    def _warn(self, peak: int, at: str, learned: int, *, verb: str = "held") -> None:
-        """Warns, once, of a step that held this `peak`, as `verb` says, of which `learned` bytes are the loss's and known
-        only now. Optimizer state that is still to come is part of it."""
-        budget = self.budget
+    def _warn(self, budget: int | None, peak: int, at: str, learned: int, *, verb: str = "held") -> None:
+        """Warns, once, of a step that began with this budget and held this `peak`, as `verb` says, of which `learned` bytes
+        are the loss's and known only now. Optimizer state that is still to come is part of it."""
         if budget is None or peak <= budget or self._has_warned:
             return
         self._has_warned = True
@@ -447,16 +465,23 @@ class Step:
                 del self.plans[key]
             plans = self.plans.setdefault((accumulated, holds, changes), [])
             plans[:] = [plan for plan in plans if not self._is_outdated(plan, depth)]
-            leave = self._left(accumulated, holds, room, arguments, depth) if plans else 0
-            for plan in plans:
-                if room is None or (plan.peak(grown) <= room and (leave == 0 or plan.is_narrow or plan.at_barrier + leave <= room)):
+            if (plan := self._known(accumulated, holds, room, arguments, depth, grown)) is not None:
+                return plan
+            if not holds:
+                # What leaves nothing to gain also works if outputs go.
+                plan = self._known(accumulated, True, room, arguments, depth, grown)
+                if plan is not None and _lost(plan) == 0:
                     return plan
+            began = time.perf_counter()
             try:
-                plan = self._planned(accumulated, holds, room, beside, arguments, depth, grown)
+                with noticed(f"planning {self.name} for a batch of {listed(self.batch())}"):
+                    plan = self._planned(accumulated, holds, room, beside, arguments, depth, grown)
             except InfeasibleBudget as error:
                 # Its traceback would keep this frame alive, and with it the forward pass that follows and its outputs.
                 refused.append(error.with_traceback(None))
                 continue
+            finally:
+                self.spent += time.perf_counter() - began
             self._warn_of_measuring(arguments, "The plan is within the budget")
             plans.append(plan)
             self.made.append(plan)
@@ -468,6 +493,17 @@ class Step:
                 return plan
         self._warn_of_measuring(arguments, "No plan is within the budget")
         raise self._refusal(refused[0], min(error.needed for error in refused), accumulated, others, arguments)
+
+    def _known(self, accumulated: frozenset[int], holds: bool, room: int | None, arguments: Sequence[Any], depth: int,
+               grown: int) -> Plan | None:
+        """The fastest plan among those that were made which fits."""
+        plans = self.plans.get((accumulated, holds, self.ledger.members.changes), [])
+        leave = self._left(accumulated, holds, room, arguments, depth) if plans else 0
+        for plan in list(plans):
+            plan = self._improved(plan, plans, room)
+            if room is None or (plan.peak(grown) <= room and (leave == 0 or plan.is_narrow or plan.at_barrier + leave <= room)):
+                return plan
+        return None
 
     def may_fit(self) -> bool:
         """Whether the budget has room for its largest call, which is run to be measured, with what the loop holds."""
@@ -482,10 +518,11 @@ class Step:
         # If nothing is left of the budget, the refusal proves what would be needed.
         room = None if room is None else max(room, 1)
 
-        def made(plan: Held, *, is_provisional: bool, is_narrow: bool = False) -> Plan:
+        def made(plan: Held, *, is_provisional: bool, is_narrow: bool = False, search: Search | None = None) -> Plan:
             if grown:
                 plan = with_loss(plan, between, grown)
-            return Plan(plan, self._code(plan), accumulated, holds, beside, between, is_provisional, is_narrow, self.budget, grown)
+            return Plan(plan, self._code(plan), accumulated, holds, beside, between, is_provisional, is_narrow, self.budget, grown,
+                        search=search)
 
         if room is not None and self.between.is_unknown(depth):
             narrow = made(self._range(accumulated, holds, arguments).narrow, is_provisional=True, is_narrow=True)
@@ -499,16 +536,58 @@ class Step:
             if least.peak <= room:
                 return made(least, is_provisional=True)
         leave = self._left(accumulated, holds, room, arguments, depth)
+        is_provisional = not self.loss.is_known
         if leave - grown > between:
             try:
-                plan = with_loss(search(around(graph, leave - grown), room, self.settings.deadline), between)
-                return made(plan, is_provisional=not self.loss.is_known)
+                found, better = self._found(search, around(graph, leave - grown), room)
+                return made(with_loss(found, between), is_provisional=is_provisional, search=better)
             except InfeasibleBudget:
-                narrow = made(self._range(accumulated, holds, arguments).narrow, is_provisional=not self.loss.is_known, is_narrow=True)
+                narrow = made(self._range(accumulated, holds, arguments).narrow, is_provisional=is_provisional, is_narrow=True)
                 if narrow.held.peak <= room:
                     # What follows is refused by itself if this leaves too little.
                     return narrow
-        return made(search(graph, room, self.settings.deadline), is_provisional=not self.loss.is_known)
+        found, better = self._found(search, graph, room)
+        return made(found, is_provisional=is_provisional, search=better)
+
+    def _found(self, search: Callable[..., Any], graph: dict[str, Any], room: int | None) -> tuple[Held, Search | None]:
+        """What is found soon, and the search that goes on while steps run if more time may find a faster plan."""
+        deadline = self.settings.deadline
+        # With addresses, the first steps of each plan are recorded.
+        if room is None or deadline <= _FIRST or self.slab is not None or self.settings.planner != "auto":
+            return search(graph, room, deadline), None
+        if (kept := search(graph, room, deadline, is_kept=True)) is not None:
+            return kept, None
+        began = time.perf_counter()
+        try:
+            soon = search(graph, room, _FIRST)
+        except InfeasibleBudget:
+            return search(graph, room, deadline), None
+        has_ended = time.perf_counter() - began < _FIRST
+        if has_ended or soon.seconds - (soon.bound_seconds or soon.unplanned_seconds) <= _CLOSE * soon.seconds:
+            return soon, None
+        return soon, Search(lambda: search(graph, room, deadline))
+
+    def _improved(self, plan: Plan, plans: list[Plan], room: int | None) -> Plan:
+        """A plan of these, or the faster one that was found meanwhile, which takes its place."""
+        if plan.search is None or not plan.search.has_ended:
+            return plan
+        found, better = plan.search.found, replace(plan, search=None)
+        if found is not None and found.seconds < plan.held.seconds:
+            faster = with_loss(found, plan.between, plan.grown or None)
+            faster = replace(better, held=faster, code=self._code(faster))
+            if room is None or faster.peak(plan.grown) <= room:
+                better = faster
+        for known in (plans, self.made):
+            known[:] = [better if other is plan else other for other in known]
+        return better
+
+    def settle(self) -> None:
+        """Waits for the searches that go on, and takes what they find."""
+        for plans in self.plans.values():
+            for plan in list(plans):
+                if plan.search is not None:
+                    plan.search.wait()
+                    self._improved(plan, plans, None if self.budget is None else self.budget - self.gaps - plan.beside)
 
     # Steps between its passes.
 
@@ -535,11 +614,11 @@ class Step:
 
     def _expect(self, waiting: Sequence[Pending], accumulated: frozenset[int], arguments: Sequence[Any]) -> None:
         """Called when it is refused while other passes wait: the next time, they leave room for it."""
-        peak = self._range(accumulated, True, arguments).peak.less(self._known(waiting, accumulated, arguments))
+        peak = self._range(accumulated, True, arguments).peak.less(self._known_to(waiting, accumulated, arguments))
         for pending, demand in zip(waiting, with_later(waiting, peak), strict=True):
             pending.step.between.expect(pending.depth, demand)
 
-    def _known(self, waiting: Sequence[Pending], accumulated: frozenset[int], arguments: Sequence[Any]) -> int:
+    def _known_to(self, waiting: Sequence[Pending], accumulated: frozenset[int], arguments: Sequence[Any]) -> int:
         """Bytes of what its plan counts and passes that wait know to be there."""
         made = {storage.cdata for pending in waiting for storage, _ in pending.outputs if not storage.expired()}
         there = [argument for index, argument in enumerate(arguments) if isinstance(argument, torch.Tensor)
@@ -551,7 +630,7 @@ class Step:
         own passes, in addition to what was there, and what it told."""
         if not waiting:
             return NONE, ()
-        known = self._known(waiting, plan.accumulated, arguments)
+        known = self._known_to(waiting, plan.accumulated, arguments)
         own = self._range(plan.accumulated, plan.holds_outputs, arguments) if self.between.nests else \
             Range(plan.held, Demand(), Demand(plan.held.peak, plan.held.unplanned_peak))
         return own.barrier.less(known), self.between.tell(waiting, own.peak.less(known))
@@ -784,7 +863,7 @@ class Step:
             # That peak was before the backward pass.
             at_loss = plan.at_barrier + now.between + beside_plan
             if now is not plan and pending.tally is None and at_loss > budget:
-                self._warn(at_loss, _LOSS, at_loss, verb="may have held")
+                self._warn(budget, at_loss, _LOSS, at_loss, verb="may have held")
             return
         total = plan.late + beside_plan
         if total > budget:
@@ -818,6 +897,11 @@ def at_barrier(plan: Held) -> int:
 def _with(plan: Plan, between: int) -> Plan:
     """The plan with its peak for a loss that takes `between` bytes between forward and backward pass."""
     return plan if plan.between == between else replace(plan, held=with_loss(plan.held, between), between=between)
+
+
+def _lost(plan: Plan) -> float:
+    """The seconds that a plan takes more than no plan."""
+    return max(plan.held.seconds - plan.held.unplanned_seconds, 0.0)
 
 
 def _has_hooks(tensor: torch.Tensor) -> bool:

@@ -109,6 +109,8 @@ class Ledger:
     outputs: list[tuple[StorageWeakRef, int, Any, bool]] = field(default_factory=list)
     # Storages of losses whose backward pass has run, with their bytes: a loop may keep them.
     losses: list[tuple[StorageWeakRef, int]] = field(default_factory=list)
+    # Storages of outputs and gradients that counted steps made: when they are freed during another count, this is reported.
+    counted: dict[int, StorageWeakRef] = field(default_factory=dict)
     # Bytes of the losses that were scaled before the last backward pass. Nothing refers to them, and loops usually keep such
     # a loss until they compute the next one.
     scaled: int = 0
@@ -217,6 +219,19 @@ class Ledger:
         known = {storage.cdata for storage, *_ in [*self.losses, *self.outputs] if not storage.expired()}
         self.losses += [loss for loss in losses if loss[0].cdata not in known]
 
+    def count(self, pending: Pending) -> None:
+        """Notes that a step was counted."""
+        gradients = _storages(gradient for parameter in pending.parameters.values() if (gradient := parameter.grad) is not None)
+        known = [*self.counted.values(), *(storage for storage, _ in (*pending.outputs, *gradients))]
+        self.counted = {storage.cdata: storage for storage in known if not storage.expired()}
+
+    def uncounted(self, gradients: Iterable[torch.Tensor | None]) -> list[tuple[StorageWeakRef, int]]:
+        """The storages of outputs of earlier calls and of these gradients that no counted step made, with their bytes."""
+        held = [(storage, size) for storage, size, *_ in self.outputs]
+        held += _storages(gradient for gradient in gradients if gradient is not None)
+        return [(storage, size) for storage, size in held
+                if (known := self.counted.get(storage.cdata)) is None or known.expired()]
+
     def enter(self, pending: Pending, outputs: Iterable[Any]) -> None:
         """Notes that a forward pass saved something, and gave its outputs to its caller."""
         self.pending.add(pending)
@@ -298,7 +313,7 @@ class Ledger:
         self.outputs = [found for found in self.outputs if not found[0].expired()]
         waiting = sum(other.held() for other in self.pending if other is not own)
         # What waits keeps its inputs alive; those that are outputs of calls count as such.
-        made = {storage.cdata for storage, *_ in self.outputs}
+        made = {storage.cdata for ledger in self.members.ledgers for storage, *_ in ledger.outputs if not storage.expired()}
         waiting += sum({storage: size for other in self.pending if other is not own and other.saved is not None
                         for storage, size in other.batch.items() if storage not in made and storage not in known}.values())
         given = sum(size for storage, size, pending, saved in self.outputs

@@ -81,10 +81,11 @@ class Below:
 
 def held(document: Mapping[str, Any], budget: int | None, deadline: float,
          machine: str | None = None, below: Below | None = None, *, with_residents: bool = False,
-         planner: str = "auto") -> Held:
+         planner: str = "auto", is_kept: bool = False) -> Held | None:
     """The fastest plan of a graph that a planner finds within the budget or, without one, a plan that holds as few
     bytes as possible. Calls without seconds in the graph are predicted for the machine. With a tier `below` the device,
-    what the step makes for itself may be away there, and `with_residents` also parameters and optimizer state.
+    what the step makes for itself may be away there, and `with_residents` also parameters and optimizer state. If it has
+    to be one that `is_kept` on disk, there may be none.
 
     Raises `InfeasibleBudget`.
     """
@@ -92,7 +93,7 @@ def held(document: Mapping[str, Any], budget: int | None, deadline: float,
     text = json.dumps(document, sort_keys=True)
     question = f"{_native.__version__} {budget} {deadline} {machine} {below} {planner} {text}"
     name = f"plans/{hashlib.sha256(question.encode()).hexdigest()}.json"
-    if (found := _kept(name)) is not None:
+    if (found := _kept(name)) is not None or is_kept:
         return found
     given = {} if below is None else {"tier": (below.size, below.out, below.back, below.latency),
                                         "movable": movable(document, with_residents=with_residents)}

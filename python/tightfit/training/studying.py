@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from .. import planning
+from ..batch import listed
 from ..errors import CompileError, InfeasibleBudget, OptionError
 from ..given import flag, text
 from ..memoryless import is_memoryless, made_fake
@@ -83,7 +84,7 @@ def plan(model: nn.Module, batch: Any, budget: int | str | Budget = "min", *, ma
         found = held(graph, room, limit, machine, planner=known)
     except InfeasibleBudget as error:
         raise InfeasibleBudget(
-            f"{too_few(asked, error.needed + beside)} {type(model).__name__} on a batch of {' and '.join(map(str, step.batch()))}: no "
+            f"{too_few(asked, error.needed + beside)} {type(model).__name__} on a batch of {listed(step.batch())}: no "
             f"schedule needs less than {error.needed + beside:,}, and {error.smallest + beside:,} are known to suffice. Give "
             f"budget={error.smallest + beside} or more, or a smaller batch",
             budget=asked or 0, needed=error.needed + beside, smallest=error.smallest + beside, binding=error.binding,

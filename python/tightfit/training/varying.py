@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import OrderedDict
+import statistics
+import time
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,6 +51,8 @@ class Varying:
         self.refused: dict[Sizes, int] = {}
         # How often the budget had been changed then.
         self.changes = 0
+        # Seconds that calls lost by running at other sizes than these, which have no step.
+        self.lost: Counter[Sizes] = Counter()
         # Number of forward passes of steps that are no longer kept.
         self.past = 0
         self._sizes = [index for index, primal in enumerate(self.joint.primals) if isinstance(primal.meta["val"], int | torch.SymInt)]
@@ -90,10 +94,15 @@ class Varying:
     def _used(self, sizes: Sizes) -> Step:
         """The step for these sizes, made if there is none."""
         if sizes not in self.steps:
-            self.steps[sizes] = made = self.step(self._at(sizes))
-            larger = [at for at in self.steps if at != sizes and _covers(at, sizes)]
+            began = time.perf_counter()
+            made = self.step(self._at(sizes))
+            made.spent += time.perf_counter() - began
+            if self.steps:
+                made.holds_outputs = next(reversed(self.steps.values())).holds_outputs
+            larger = [at for at in self.steps if _covers(at, sizes)]
             if larger:
                 made.between.inherit(self.steps[min(larger, key=math.prod)].between)
+            self.steps[sizes] = made
             if len(self.steps) > _KEPT:
                 self.past += self.steps.popitem(last=False)[1].calls
         self.steps.move_to_end(sizes)
@@ -101,22 +110,29 @@ class Varying:
 
     def _chosen(self, sizes: Sizes) -> Sizes:
         """The sizes of the step that is to run these: one that recomputes nothing, or one up to the next sizes on the
-        scale."""
+        scale. If a step for those has to be made, a larger one runs them until this has cost as much as making steps does:
+        so it never costs more than twice what it has to."""
         if sizes in self.steps or not self.is_shared or min(sizes) < extents.LEAST:
             return sizes
         above = self._above(sizes)
         larger = [at for at, step in self.steps.items() if step.joint.sizes and _covers(at, sizes) and not self._is_refused(at, step)]
-        fitting = [at for at in larger if _is_free(self.steps[at]) or _covers(above, at)]
+        fitting = [at for at in larger if self.steps[at].lost == 0 or _covers(above, at)]
         if fitting:
             return min(fitting, key=math.prod)
-        if above != sizes and above not in self.refused:
+        wanted = sizes if above in self.refused else above
+        if larger:
+            closest = min(larger, key=math.prod)
+            self.lost[wanted] += self.steps[closest].lost * math.prod(sizes) / math.prod(closest)
+            if self.lost[wanted] < statistics.fmean(step.spent for step in self.steps.values()):
+                return closest
+        if wanted != sizes:
             try:
-                if (step := self._used(above)).joint.sizes and step.may_fit():
-                    return above
+                if (step := self._used(wanted)).joint.sizes and step.may_fit():
+                    return wanted
             except Exception:  # noqa: BLE001: the model may not go as far, as where positions have a table
                 pass
-            self.refused[above] = 0
-            self.steps.pop(above, None)
+            self.refused[wanted] = 0
+            self.steps.pop(wanted, None)
         return sizes
 
     def _is_refused(self, sizes: Sizes, step: Step) -> bool:
@@ -141,12 +157,6 @@ class Varying:
 
 def _held(step: Step) -> int:
     return sum(step.ledger.others().values())
-
-
-def _is_free(step: Step) -> bool:
-    """Whether a step's last plan recomputes nothing, and moves nothing away."""
-    held = step.made[-1].held if step.made else None
-    return held is not None and held.recomputed == 0 and held.below == 0
 
 
 def _covers(sizes: Sizes, others: Sizes) -> bool:

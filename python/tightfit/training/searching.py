@@ -1,0 +1,52 @@
+"""Searches for plans that go on while steps run.
+
+Invariant: one search runs at a time, on a thread that ends with the process; it reads nothing but its graph, and what it
+finds is taken by the step that asked for it, between two passes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+from ..errors import TightfitError
+from .planned import Held
+
+_turn = threading.Lock()
+
+
+def _renew() -> None:
+    """Called in a process that was forked: the thread that had the turn is not there."""
+    global _turn
+    _turn = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew)
+
+
+class Search:
+    """A search for a plan, which begins now."""
+
+    def __init__(self, find: Callable[[], Held]) -> None:
+        # What it has found, once it has ended.
+        self.found: Held | None = None
+        self._find = find
+        self._thread = threading.Thread(target=self._run, name="tightfit-search", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            with _turn:
+                self.found = self._find()
+        except TightfitError:
+            pass  # the plan that was found before remains
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no more is going to be found."""
+        return not self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Waits until it has ended."""
+        self._thread.join()
