@@ -793,6 +793,24 @@ def test_a_number_that_changes_is_warned_about() -> None:
             model(torch.ones(1, 2)).backward()
 
 
+def test_a_list_that_grows_is_named() -> None:
+    class Remembers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.seen = nn.Linear(2, 2), []
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            found = self.layer(inputs)
+            self.seen.append(found.detach().mean())
+            return found.sum()
+
+    model = tightfit.compile(nn.Sequential(Remembers()), budget=BIG, deadline=0.05)
+    with pytest.warns(UserWarning, match="'0.seen' of the model grows in its forward"):
+        for _ in range(10):
+            model(torch.ones(1, 2)).backward()
+    assert len(model[0].seen) == 10
+
+
 def test_what_is_known_to_suffice_has_room_for_gradients_of_the_loops_own() -> None:
     class Features(nn.Module):
         """The loop applies the head."""

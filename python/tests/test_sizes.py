@@ -249,6 +249,21 @@ def test_causal_masks_of_transformers_stay_left_out_where_lengths_vary():
         same(eager, compiled, {"input_ids": tokens, "labels": tokens})
 
 
+def test_texts_that_are_packed_into_one_row_have_eagers_bits():
+    transformers = pytest.importorskip("transformers")
+    transformers.logging.set_verbosity_error()
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+                                      intermediate_size=64, vocab_size=WORDS, use_cache=False)
+    eager = transformers.LlamaForCausalLM(config)
+    compiled = tightfit.compile(copy.deepcopy(eager), "64MiB", deadline=0.1)
+    for lengths in [(20, 15, 13), (10, 15, 5), (3, 35, 4, 4), (20, 15, 13)]:
+        tokens = torch.randint(0, WORDS, (1, sum(lengths)))
+        positions = torch.cat([torch.arange(length) for length in lengths])[None]
+        same(eager, compiled, {"input_ids": tokens, "labels": tokens.clone(), "position_ids": positions})
+    assert len(backend(compiled).runs) == 2
+
+
 def test_what_cannot_be_captured_with_sizes_is_captured_for_each(monkeypatch):
     def refused(*_, **__):
         raise tightfit.CompileError("no sizes")

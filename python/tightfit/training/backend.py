@@ -58,6 +58,8 @@ class Backend:
         self.ledger = ledger = Ledger(budget, self._model)
         self.runs: list[Step | Varying] = []
         self.kinds: Counter[Any] = Counter()
+        # The lengths of the model's lists and tables when the first batch of a kind was captured.
+        self.lengths: dict[str, int] = {}
 
     @property
     def entry(self) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
@@ -105,12 +107,15 @@ class Backend:
         kind = tuple((str(example.shape), example.dtype, example.requires_grad) for example in examples
                      if isinstance(example, torch.Tensor))
         self.kinds[kind] += 1
+        if self.kinds[kind] == 1:
+            self.lengths = _lengths(self.model)
         if self.kinds[kind] == _OFTEN:
-            warnings.warn(
-                f"{self.name} was captured and planned {_OFTEN} times for batches of the same shapes: its forward reads a number "
-                "that changes from call to call (an argument, an attribute, a schedule). Make it a tensor",
-                stacklevel=2,
-            )
+            grown = [name for name, length in _lengths(self.model).items() if length > self.lengths.get(name, length)]
+            reason = (f"{grown[0]!r} of the model grows in its forward, and PyTorch's compiler takes its length for a constant. Append "
+                      "to it outside of the forward, or keep a fixed number of entries" if grown else
+                      "its forward reads a number that changes from call to call (an argument, an attribute, a schedule). Make it "
+                      "a tensor")
+            warnings.warn(f"{self.name} was captured and planned {_OFTEN} times for batches of the same shapes: {reason}", stacklevel=2)
 
     @property
     def model(self) -> nn.Module | None:
@@ -182,6 +187,13 @@ class _Compilation:
         # Planned addresses are those of one set of sizes.
         is_shared = self._backend().settings.placement is not Placement.ADDRESSES
         return Varying(module, self.arguments, outputs, step, self._backend().ledger.budget, is_shared=is_shared)
+
+
+def _lengths(model: nn.Module | None) -> dict[str, int]:
+    """The lengths of the lists, tables and sets that the modules of a model keep, by name."""
+    return {f"{prefix}.{name}" if prefix else name: len(item)
+            for prefix, module in ([] if model is None else model.named_modules())
+            for name, item in vars(module).items() if isinstance(item, (list, dict, set)) and not name.startswith("_")}
 
 
 def _boxed(method: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
