@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .training.budget import Budget
     from .training.compiling import PlanInfo, compile, plans, release
     from .training.planned import Swapped
+    from .training.sizing import Largest, Tried, largest
     from .training.stepping import TrainingStep, step
     from .training.studying import capture_step, explain, plan
 
@@ -51,6 +52,7 @@ _DEFINED_IN = {
     "Graph": "planning",
     "GraphFileError": "errors",
     "InfeasibleBudget": "errors",
+    "Largest": "training.sizing",
     "OffloadError": "errors",
     "OptionError": "errors",
     "PlanError": "errors",
@@ -59,6 +61,7 @@ _DEFINED_IN = {
     "Swapped": "training.planned",
     "TightfitError": "errors",
     "TrainingStep": "training.stepping",
+    "Tried": "training.sizing",
     "WeightsError": "errors",
     "analyze": "analysis",
     "arguments": "graph_module",
@@ -68,6 +71,7 @@ _DEFINED_IN = {
     "explain": "training.studying",
     "export": "exporting",
     "fit": "planning",
+    "largest": "training.sizing",
     "load": "loading",
     "module_info": "statistics",
     "modules": "planning",
@@ -94,6 +98,7 @@ __all__ = [
     "Graph",
     "GraphFileError",
     "InfeasibleBudget",
+    "Largest",
     "OffloadError",
     "OptionError",
     "PlanError",
@@ -102,6 +107,7 @@ __all__ = [
     "Swapped",
     "TightfitError",
     "TrainingStep",
+    "Tried",
     "WeightsError",
     "analyze",
     "arguments",
@@ -111,6 +117,7 @@ __all__ = [
     "explain",
     "export",
     "fit",
+    "largest",
     "load",
     "module_info",
     "modules",

@@ -35,7 +35,7 @@ def simplify(captured: Capture) -> None:
             shorten(node)
             source = equivalent(node)
             if source is not None:
-                _follow(node, source)
+                follow(node, source)
                 node.replace_all_uses_with(source)
                 replaced[node] = source
                 graph.erase_node(node)
@@ -77,12 +77,12 @@ def equivalent(node: fx.Node) -> fx.Node | None:
     if target is aten.t.default and isinstance(node.args[0], fx.Node) and node.args[0].target is target:
         return node.args[0].args[0]
     if target in (aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default,
-                  aten._to_copy.default, aten.permute.default, aten.slice.Tensor, aten.squeeze.dims):
+                  aten._to_copy.default, aten.permute.default, aten.slice.Tensor, aten.slice_backward.default, aten.squeeze.dims):
         return node.args[0] if _same(node, node.args[0]) else None
     return None
 
 
-def _follow(node: fx.Node, source: fx.Node) -> None:
+def follow(node: fx.Node, source: fx.Node) -> None:
     """Makes views of a removed copy views of what was copied."""
     copy, original = node.meta["val"], source.meta["val"]
     storage = copy.untyped_storage()._cdata

@@ -185,7 +185,8 @@ class _Compilation:
 
     def _varying(self, module: fx.GraphModule, outputs: int, step: Callable[[Joint], Step]) -> Varying:
         # Planned addresses are those of one set of sizes.
-        is_shared = self._backend().settings.placement is not Placement.ADDRESSES
+        is_shared = self._backend().settings.placement is not Placement.ADDRESSES and \
+            getattr(self._backend().step, "runs_smaller", True)
         return Varying(module, self.arguments, outputs, step, self._backend().ledger.budget, is_shared=is_shared)
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -31,6 +31,9 @@ from .marking import Marking
 from .optimizer_state import state_bytes
 from .planned import Swapped
 from .settings import EvaluationMode, Placement, settings
+
+if TYPE_CHECKING:
+    from .sizing import Largest
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -219,6 +222,18 @@ class PlanInfo:
 class Plans(list[PlanInfo]):
     """Plans in the order in which they were made."""
 
+    def __init__(self, plans: Iterable[PlanInfo], backend: Backend) -> None:
+        super().__init__(plans)
+        self._backend = backend
+
+    def largest(self, **known: int) -> Largest:
+        """The largest batch that the model can be called with, as `tightfit.largest` finds it, with what the loop holds now:
+        the largest length for `largest(batch=8)`, the largest batch size for `largest(length=512)`, and without an argument
+        along the only axis in which batches have varied. Sizes are those for which the model was captured."""
+        from .sizing import largest_of  # it plans by the functions for compiled models
+
+        return largest_of(self._backend, known)
+
     def __str__(self) -> str:
         return "\n\n".join(map(str, self)) or "no plans yet"
 
@@ -226,7 +241,7 @@ class Plans(list[PlanInfo]):
         return "".join(plan._repr_html_() for plan in self) or notebook.table("no plans yet", (), [])
 
 
-def plans(model: nn.Module) -> list[PlanInfo]:
+def plans(model: nn.Module) -> Plans:
     """The plans that a compiled model has made so far, in their order; waits for searches that go on while steps run."""
     call = getattr(model, "_compiled_call_impl", None)
     if not isinstance(call, Call):
@@ -239,7 +254,7 @@ def made(backend: Backend) -> Plans:
     """The plans of a backend's steps, once no search goes on."""
     for step in backend.steps:
         step.settle()
-    return Plans(info(step, plan) for step in backend.steps for plan in step.made)
+    return Plans((info(step, plan) for step in backend.steps for plan in step.made), backend)
 
 
 def release(model: Module) -> Module:

@@ -112,6 +112,8 @@ class Step:
     update: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     # Whether gradients outlive its steps.
     accumulates = True
+    # Whether it also runs batches that are smaller than those of its graph.
+    runs_smaller = True
     # Whether other steps may run between its forward and its backward pass, within the budget.
     nests = True
     # Returns the object that moves a parameter or its state, if those may be away.

@@ -23,7 +23,7 @@ from ..errors import CompileError, ExportError
 from ..extents import LAID_OUT, VARYING, laid_out_alike, row_major
 from ..graph import GraphBuilder, ValueId, producer
 from ..nodes import draws, is_call, tensors
-from ..simplify import equivalent, shorten
+from ..simplify import equivalent, follow, shorten
 from ..translator import Translator
 from . import roles
 from .roles import Kind, Role
@@ -107,6 +107,11 @@ class Joint:
         gradients = results[outputs:] or [None] * len(primals)
         return Joint(module, tuple(arguments), primals, tangents, tuple(results[:outputs]), tuple(gradients))
 
+    def extent_along(self, dimension: int) -> int:
+        """The largest extent of the batch's tensors along a dimension; 0 without any."""
+        given = (primal.meta["val"] for primal, argument in zip(self.primals, self.arguments, strict=True) if argument.phase == "input")
+        return max((value.shape[dimension] for value in given if isinstance(value, torch.Tensor) and value.dim() > dimension), default=0)
+
     @property
     def has_backward(self) -> bool:
         """Whether there is a backward pass."""
@@ -136,6 +141,7 @@ def _simplify(module: fx.GraphModule, outputs: int) -> None:
             shorten(node)
             source = equivalent(node)
             if source is not None:
+                follow(node, source)
                 node.replace_all_uses_with(source)
                 graph.erase_node(node)
     for node in reversed(list(graph.nodes)):

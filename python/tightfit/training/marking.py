@@ -7,7 +7,7 @@ captured as a size from then on; tensors of the loop are afterwards as they were
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,10 +50,7 @@ class Marking:
         try:
             yield bool(marked)
         finally:
-            for tensor in marked:
-                for mark in _MARKS:
-                    if hasattr(tensor, mark):
-                        delattr(tensor, mark)
+            _unmark(marked)
 
     def _mark(self, given: Any) -> list[torch.Tensor]:
         tensors = [leaf for leaf in pytree.tree_leaves(given) if type(leaf) is torch.Tensor]
@@ -72,3 +69,25 @@ class Marking:
                 torch._dynamo.maybe_mark_dynamic(tensor, dimensions)
                 marked.append(tensor)
         return marked
+
+
+@contextlib.contextmanager
+def marked_along(given: Any, dimension: int | None) -> Iterator[None]:
+    """The context of a call that is `given` these arguments: the sizes of its tensors along a dimension, if any, are
+    captured as varying."""
+    tensors = [] if dimension is None else [leaf for leaf in pytree.tree_leaves(given)
+                                            if isinstance(leaf, torch.Tensor) and leaf.dim() > dimension]
+    for tensor in tensors:
+        torch._dynamo.maybe_mark_dynamic(tensor, [dimension])
+    try:
+        yield
+    finally:
+        _unmark(tensors)
+
+
+def _unmark(tensors: Iterable[torch.Tensor]) -> None:
+    """Makes tensors what they were before a dimension was marked."""
+    for tensor in tensors:
+        for mark in _MARKS:
+            if hasattr(tensor, mark):
+                delattr(tensor, mark)

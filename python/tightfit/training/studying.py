@@ -29,24 +29,23 @@ from .costs import costed
 from .dynamo import Capturing, translated
 from .execution import Plan, Step
 from .joint import document
+from .marking import marked_along
 from .optimizer_state import state_bytes
 from .planned import held
 from .settings import planner_named, seconds, settings, too_few
 
 
 class _Captured(Exception):
-    """Carries a step out of the call that would run it."""
-
-    def __init__(self, step: Step) -> None:
-        super().__init__()
-        self.step = step
+    """Ends the call that would run a step."""
 
 
 class _Studied(Step):
     """A step that is captured but not run."""
 
+    runs_smaller = False
+
     def forward(self, arguments: list[Any]) -> list[Any]:
-        raise _Captured(self)
+        raise _Captured
 
 
 def capture_step(model: nn.Module, batch: Any, *, differentiable_outputs: bool = False,
@@ -75,7 +74,7 @@ def plan(model: nn.Module, batch: Any, budget: int | str | Budget = "min", *, ma
     `planner` is the name of one, as for `tightfit.compile`. Raises `InfeasibleBudget`.
     """
     asked, limit, known = budget_of(budget).bytes, seconds(deadline), planner_named(planner)
-    machine = _predicted_for(model, batch, machine)
+    machine = predicted_for(model, batch, machine)
     step = _step(model, batch, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory)
     graph = _costed(step, measure=machine is None)
     beside = step.outside + step.reserve + (0 if optimizer is None else state_bytes(optimizer, model.parameters()))
@@ -107,24 +106,30 @@ def explain(model: nn.Module, batch: Any, out: str | os.PathLike[str] = "report.
 def captured(model: nn.Module, batch: Any, machine: str | None, *, differentiable_outputs: bool = False,
              loss_memory: int | str | None = None) -> dict[str, Any]:
     """The training step as a graph, with times measured on the model's device, or to be predicted for `machine`."""
-    machine = _predicted_for(model, batch, machine)
+    machine = predicted_for(model, batch, machine)
     return capture_step(model, batch, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory,
                         measure=machine is None)
 
 
 def _step(model: nn.Module, batch: Any, *, differentiable_outputs: bool, loss_memory: Any) -> Step:
+    [step] = studied(model, batch, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory).steps[-1:]
+    return step
+
+
+def studied(model: nn.Module, batch: Any, *, differentiable_outputs: bool, loss_memory: Any, dimension: int | None = None) -> Backend:
+    """A backend that has captured the model with a batch. The size of its tensors along a `dimension` varies."""
     as_built(model, "tightfit.plan")
     model, batch = made_fake(model, batch)
     asked = settings(differentiable_outputs=differentiable_outputs, loss_memory=loss_memory)
     backend = Backend(asked, budget_of("min"), model, type(model).__name__, step=_Studied)
     args, kwargs = ((), batch) if isinstance(batch, Mapping) else (tuple(batch), {}) if isinstance(batch, (tuple, list)) \
         else ((batch,), {})
-    call = torch.compile(model, backend=backend.entry, dynamic=False, fullgraph=True)
+    call = torch.compile(model, backend=backend.entry, fullgraph=True)
     try:
-        with Capturing(), _modes(model):
+        with Capturing(), _modes(model), marked_along(batch, dimension):
             call(*args, **kwargs)
-    except _Captured as captured:
-        return captured.step
+    except _Captured:
+        return backend
     except Exception as error:
         failure = translated(error)
         raise failure from failure.__cause__
@@ -143,7 +148,7 @@ def _costed(step: Step, *, measure: bool) -> dict[str, Any]:
     return costed(graph, step.device).document if measure else graph
 
 
-def _predicted_for(model: nn.Module, batch: Any, machine: str | None) -> str | None:
+def predicted_for(model: nn.Module, batch: Any, machine: str | None) -> str | None:
     """The machine whose times are predicted; `None` if they are measured, as for the processor."""
     if machine is not None:
         text(machine, "machine")

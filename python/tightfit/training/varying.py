@@ -12,13 +12,13 @@ import math
 import statistics
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import sympy
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import free_symbols
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_symbols
 
 from .. import extents
 from ..errors import CompileError, InfeasibleBudget
@@ -59,9 +59,34 @@ class Varying:
         # Their expressions: symbols, integers that capturing has fixed, and what follows from both.
         self._expressions = [extents.expression(self.joint.primals[index].meta["val"]) for index in self._sizes]
         for node in (*self.joint.primals, *self.joint.tangents):
-            if not free_symbols(node.meta["val"]) <= {found for found in self._expressions if found.is_Symbol}:
+            if not free_symbols(node.meta["val"]) <= self.symbols:
                 raise CompileError(f"a size of {node.target} does not follow from the sizes of the batch; please report this model")
         self.is_shared = is_shared and all(map(extents.grows, _storages(self.module.graph)))
+
+    @property
+    def symbols(self) -> set[sympy.Symbol]:
+        """The sizes that vary."""
+        return {found for found in self._expressions if found.is_Symbol}
+
+    def symbol_along(self, dimension: int) -> sympy.Symbol | None:
+        """The size that varies along a dimension of the batch's tensors, if it is one."""
+        sizes = {extents.expression(value.shape[dimension]) for primal, argument in zip(self.joint.primals, self.arguments, strict=True)
+                 if argument.phase == "input" and isinstance(value := primal.meta["val"], torch.Tensor) and value.dim() > dimension}
+        found = {size for size in sizes if size.is_Symbol}
+        return found.pop() if len(found) == 1 else None
+
+    @property
+    def environment(self) -> ShapeEnv:
+        """What capturing has assumed of them."""
+        return next(value.node.shape_env for index in self._sizes if isinstance(value := self.joint.primals[index].meta["val"], torch.SymInt))
+
+    def sizes_at(self, known: Mapping[sympy.Symbol, int]) -> Sizes:
+        """The sizes among the arguments where these vary."""
+        return tuple(int(found.xreplace({symbol: sympy.Integer(size) for symbol, size in known.items()})) for found in self._expressions)
+
+    def at(self, sizes: Sizes) -> Step:
+        """A step for these sizes, which is not kept."""
+        return self.step(self._at(sizes))
 
     @property
     def calls(self) -> int:
@@ -141,8 +166,7 @@ class Varying:
 
     def _above(self, sizes: Sizes) -> Sizes:
         """The next sizes on the scale."""
-        known = {found: sympy.Integer(_above(size)) for found, size in zip(self._expressions, sizes, strict=True) if found.is_Symbol}
-        return tuple(int(found.xreplace(known)) for found in self._expressions)
+        return self.sizes_at({found: _above(size) for found, size in zip(self._expressions, sizes, strict=True) if found.is_Symbol})
 
     def _at(self, sizes: Sizes) -> Joint:
         """The graph at these sizes."""
