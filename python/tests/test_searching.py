@@ -40,9 +40,9 @@ class Slow:
             self.may_end.set()
         real = execution.held
 
-        def held(graph, room, deadline, *args, is_kept=False, **options):
-            if room is None or is_kept:
-                return real(graph, room, deadline, *args, is_kept=is_kept, **options)
+        def held(graph, room, deadline, *args, **options):
+            if room is None:
+                return real(graph, room, deadline, *args, **options)
             self.asked.append(deadline)
             if deadline == execution._FIRST:
                 time.sleep(deadline)

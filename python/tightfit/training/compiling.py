@@ -247,10 +247,10 @@ def plans(model: nn.Module) -> Plans:
     if not isinstance(call, Call):
         raise CompileError(f"this {type(model).__name__} was not compiled by tightfit.compile, whose model this takes; what "
                            "tightfit.step gives has its plans itself, as `.plans`")
-    return made(call.backend)
+    return plans_of(call.backend)
 
 
-def made(backend: Backend) -> Plans:
+def plans_of(backend: Backend) -> Plans:
     """The plans of a backend's steps, once no search goes on."""
     for step in backend.steps:
         step.settle()

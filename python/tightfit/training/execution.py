@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import time
 import warnings
 import weakref
@@ -35,7 +36,7 @@ from .joint import Joint, alike_only, document, is_tensor, largest
 from .ledger import Ledger, Moment, Pending, storages
 from .loss import Loss
 from .nest import NONE, Demand, Range
-from .planned import Below, Held, apart, around, code, graph_peak, held, with_loss
+from .planned import Below, Held, apart, around, code, graph_peak, held, kept, with_loss
 from .refusal import Coming, refusal
 from .searching import Search
 from .settings import Offload, Placement, Settings, differentiated
@@ -171,8 +172,8 @@ class Step:
 
     @property
     def lost(self) -> float:
-        """The seconds that its last plan takes more than no plan."""
-        return _lost(self.made[-1]) if self.made else 0.0
+        """The seconds that its last plan takes more than no plan, if it has one."""
+        return _lost(self.made[-1]) if self.made else math.inf
 
     # Called by AOTAutograd.
 
@@ -551,14 +552,14 @@ class Step:
         found, better = self._found(search, graph, room)
         return made(found, is_provisional=is_provisional, search=better)
 
-    def _found(self, search: Callable[..., Any], graph: dict[str, Any], room: int | None) -> tuple[Held, Search | None]:
+    def _found(self, search: functools.partial[Held], graph: dict[str, Any], room: int | None) -> tuple[Held, Search | None]:
         """What is found soon, and the search that goes on while steps run if more time may find a faster plan."""
         deadline = self.settings.deadline
         # With addresses, the first steps of each plan are recorded.
         if room is None or deadline <= _FIRST or self.slab is not None or self.settings.planner != "auto":
             return search(graph, room, deadline), None
-        if (kept := search(graph, room, deadline, is_kept=True)) is not None:
-            return kept, None
+        if (before := kept(graph, room, deadline, **search.keywords)) is not None:
+            return before, None
         began = time.perf_counter()
         try:
             soon = search(graph, room, _FIRST)
@@ -581,6 +582,7 @@ class Step:
                 better = faster
         for known in (plans, self.made):
             known[:] = [better if other is plan else other for other in known]
+        plans.sort(key=lambda one: one.held.seconds)
         return better
 
     def settle(self) -> None:
@@ -638,7 +640,7 @@ class Step:
         return own.barrier.less(known), self.between.tell(waiting, own.peak.less(known))
 
     def _search(self, accumulated: frozenset[int], holds: bool,
-                arguments: Sequence[Any]) -> tuple[dict[str, Any], Callable[[dict[str, Any], int | None, float], Held]]:
+                arguments: Sequence[Any]) -> tuple[dict[str, Any], functools.partial[Held]]:
         """The graph of a call with its costs, and the function that finds a plan of it or of one like it, given bytes and
         a deadline."""
         if self.slab is not None:

@@ -81,19 +81,16 @@ class Below:
 
 def held(document: Mapping[str, Any], budget: int | None, deadline: float,
          machine: str | None = None, below: Below | None = None, *, with_residents: bool = False,
-         planner: str = "auto", is_kept: bool = False) -> Held | None:
+         planner: str = "auto") -> Held:
     """The fastest plan of a graph that a planner finds within the budget or, without one, a plan that holds as few
     bytes as possible. Calls without seconds in the graph are predicted for the machine. With a tier `below` the device,
-    what the step makes for itself may be away there, and `with_residents` also parameters and optimizer state. If it has
-    to be one that `is_kept` on disk, there may be none.
+    what the step makes for itself may be away there, and `with_residents` also parameters and optimizer state.
 
     Raises `InfeasibleBudget`.
     """
     machine = machine or _MACHINE
-    text = json.dumps(document, sort_keys=True)
-    question = f"{_native.__version__} {budget} {deadline} {machine} {below} {planner} {text}"
-    name = f"plans/{hashlib.sha256(question.encode()).hexdigest()}.json"
-    if (found := _kept(name)) is not None or is_kept:
+    text, name = _question(document, budget, deadline, machine, below, planner)
+    if (found := _kept(name)) is not None:
         return found
     given = {} if below is None else {"tier": (below.size, below.out, below.back, below.latency),
                                         "movable": movable(document, with_residents=with_residents)}
@@ -103,6 +100,20 @@ def held(document: Mapping[str, Any], budget: int | None, deadline: float,
     facts |= {"document": json.loads(made.document), "swapped": json.loads(made.swapped)}
     cache.keep(name, json.dumps(facts), most=_PLANS)
     return Held(**facts)
+
+
+def kept(document: Mapping[str, Any], budget: int | None, deadline: float, machine: str | None = None,
+         below: Below | None = None, *, planner: str = "auto", **_: Any) -> Held | None:
+    """What `held` found for this before, if it is on disk."""
+    return _kept(_question(document, budget, deadline, machine or _MACHINE, below, planner)[1])
+
+
+def _question(document: Mapping[str, Any], budget: int | None, deadline: float, machine: str, below: Below | None,
+              planner: str) -> tuple[str, str]:
+    """A graph as text, and the name of the file with its plan."""
+    text = json.dumps(document, sort_keys=True)
+    question = f"{_native.__version__} {budget} {deadline} {machine} {below} {planner} {text}"
+    return text, f"plans/{hashlib.sha256(question.encode()).hexdigest()}.json"
 
 
 def _kept(name: str) -> Held | None:

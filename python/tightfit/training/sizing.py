@@ -28,7 +28,7 @@ from .execution import Step
 from .joint import document
 from .joint import largest as largest_call
 from .optimizer_state import state_bytes
-from .planned import held
+from .planned import Below, held
 from .reading import reads_outside
 from .settings import planner_named, seconds, too_few
 from .studying import predicted_for, studied
@@ -322,7 +322,8 @@ def _tried(captures: _Captures, room: int, beside: int, machine: str | None, lim
     graph = document(step.joint, step.name, between=step.loss.memory.between)
     if machine is None:
         graph = costed(graph, step.device).document
-    search = functools.partial(held, graph, machine=machine, planner=planner)
+    below = None if step.tier is None else Below(step.tier.size, *step.tier.rates)
+    search = functools.partial(held, graph, machine=machine, below=below, planner=planner)
     try:
         found = search(max(room - beside, 1), limit)
     except InfeasibleBudget as error:

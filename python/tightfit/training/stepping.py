@@ -20,7 +20,7 @@ from ..given import flag
 from .admission import as_built
 from .backend import Backend
 from .budget import Budget, budget_of
-from .compiling import Call, PlanInfo, made
+from .compiling import Call, PlanInfo, plans_of
 from .dynamo import isolated
 from .execution import Step
 from .joint import Joint, document, is_tensor
@@ -155,7 +155,7 @@ class TrainingStep:
     @property
     def plans(self) -> list[PlanInfo]:
         """The plans that were made so far, in their order; waits for searches that go on while steps run."""
-        return made(self._backend)
+        return list(plans_of(self._backend))
 
 
 class _Whole(nn.Module):
