@@ -132,7 +132,7 @@ def test_a_search_that_fails_leaves_the_plan_that_was_found_before():
     def fails():
         raise InfeasibleBudget("no", budget=1, needed=2, smallest=2, binding=None, live=[])
 
-    search = searching.Search(fails)
+    search = searching.Search(fails, fails)
     search.wait()
     assert search.has_ended and search.found is None
 
@@ -161,6 +161,6 @@ def test_a_process_that_is_forked_has_its_own_turn(monkeypatch):
     monkeypatch.setattr(searching, "_turn", threading.Lock())
     with searching._turn:
         searching._renew()
-        search = searching.Search(lambda: None)
+        search = searching.Search(lambda: None, test_a_process_that_is_forked_has_its_own_turn)
         search.wait()
     assert json.dumps(search.found) == "null"

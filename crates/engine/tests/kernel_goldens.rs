@@ -25,14 +25,14 @@ use tightfit_engine::{Executable, Slab, StepSettings, assert_disjoint};
 
 const TOLERANCE: f64 = 1e-5;
 /// For operators that do not depend on the step.
-const DEFAULT: StepSettings = StepSettings { seed: 1, step: 0, learning_rate: 1e-3 };
+pub const DEFAULT: StepSettings = StepSettings { seed: 1, step: 0, learning_rate: 1e-3 };
 
-fn folder() -> PathBuf {
+pub fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../corpus/kernels")
 }
 
 /// Byte offsets of a value's elements within its storage, in logical order.
-fn element_offsets(graph: &Graph, value: ValueId) -> Vec<usize> {
+pub fn element_offsets(graph: &Graph, value: ValueId) -> Vec<usize> {
     let value = &graph.values()[value];
     let strides = value.tensor.strides_or_contiguous();
     let size = value.tensor.dtype.size();
@@ -48,9 +48,14 @@ fn element_offsets(graph: &Graph, value: ValueId) -> Vec<usize> {
         .collect()
 }
 
+/// The bytes of a value as PyTorch made them, in logical order.
+pub fn golden<'a>(tensors: &SafeTensors<'a>, value: ValueId) -> &'a [u8] {
+    tensors.tensor(&format!("value.{}", value.as_u32())).unwrap().data()
+}
+
 /// The settings that each case was computed with, by the name of its node; all cases share one
 /// graph.
-fn settings(bytes: &[u8]) -> HashMap<String, StepSettings> {
+pub fn settings(bytes: &[u8]) -> HashMap<String, StepSettings> {
     let metadata =
         SafeTensors::read_metadata(bytes).unwrap().1.metadata().clone().unwrap_or_default();
     let cases: serde_json::Value = metadata
@@ -69,10 +74,11 @@ fn settings(bytes: &[u8]) -> HashMap<String, StepSettings> {
         .collect()
 }
 
-/// Runs a golden graph and returns the bytes of its outputs in logical order.
-fn execute(
+/// Runs a graph and returns the bytes of its outputs in logical order; `given` has those of what
+/// its placeholders make.
+pub fn execute(
     graph: &Graph,
-    tensors: &SafeTensors,
+    given: &impl Fn(ValueId) -> Vec<u8>,
     settings: &StepSettings,
     in_place: bool,
     threads: usize,
@@ -95,9 +101,8 @@ fn execute(
     for &(node, buffer) in &schedule.placeholders {
         let value = graph.nodes()[node].outputs[0].unwrap();
         place.insert(graph.values()[value].storage, buffer);
-        let tensor = tensors.tensor(&format!("value.{}", value.as_u32())).unwrap();
         let size = graph.values()[value].tensor.dtype.size() as usize;
-        for (element, offset) in tensor.data().chunks(size).zip(element_offsets(graph, value)) {
+        for (element, offset) in given(value).chunks(size).zip(element_offsets(graph, value)) {
             slab.write(address(buffer) + offset as u64, size as u64).copy_from_slice(element);
         }
     }
@@ -108,7 +113,7 @@ fn execute(
             place.insert(graph.values()[value].storage, buffer);
         }
     }
-    executable.run(&mut slab, settings).unwrap();
+    executable.run(&mut slab, settings).map_err(|error| format!("{error:?}"))?;
     let outputs = graph
         .outputs()
         .iter()
@@ -165,6 +170,7 @@ fn every_operator_matches_pytorch() {
         let bytes = std::fs::read(path.with_extension("safetensors")).unwrap();
         let tensors = SafeTensors::deserialize(&bytes).unwrap();
         let by_case = settings(&bytes);
+        let given = |value: ValueId| golden(&tensors, value).to_vec();
         let mut distinct: Vec<StepSettings> = vec![DEFAULT];
         for &settings in by_case.values() {
             if !distinct.contains(&settings) {
@@ -172,7 +178,7 @@ fn every_operator_matches_pytorch() {
             }
         }
         for settings in distinct {
-            let outputs = match execute(&graph, &tensors, &settings, false, 1) {
+            let outputs = match execute(&graph, &given, &settings, false, 1) {
                 Ok(outputs) => outputs,
                 Err(error) => {
                     failures.push(error);
@@ -180,7 +186,7 @@ fn every_operator_matches_pytorch() {
                 }
             };
             for (in_place, threads) in [(true, 1), (false, 3), (true, 3)] {
-                let again = execute(&graph, &tensors, &settings, in_place, threads);
+                let again = execute(&graph, &given, &settings, in_place, threads);
                 assert_eq!(
                     Ok(&outputs),
                     again.as_ref(),
@@ -194,10 +200,10 @@ fn every_operator_matches_pytorch() {
                     continue;
                 }
                 let name = format!("{} case {}", producer.op, producer.name);
-                let theirs = tensors.tensor(&format!("value.{}", value.as_u32())).unwrap();
+                let theirs = golden(&tensors, value);
                 compared += 1;
                 if let Err(failure) =
-                    compare(&name, graph.values()[value].tensor.dtype, ours, theirs.data())
+                    compare(&name, graph.values()[value].tensor.dtype, ours, theirs)
                 {
                     failures.push(failure);
                 }

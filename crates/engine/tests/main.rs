@@ -5,6 +5,7 @@
 
 mod generator;
 
+mod axes;
 #[cfg(target_os = "linux")]
 mod children;
 mod fitting;

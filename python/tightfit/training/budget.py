@@ -50,6 +50,10 @@ class Budget:
         """The budget in bytes; `None` if it is `"min"`."""
         return self._bytes
 
+    def held(self) -> int:
+        """The bytes that its models hold now."""
+        return sum(ledger.total() for ledger in self.members.ledgers)
+
     def set(self, size: int | str) -> None:
         """Changes the budget. It holds from the next forward pass of each model on."""
         before, self._bytes = self._bytes, budget_bytes(size)

@@ -123,7 +123,7 @@ def compile(
         install()
     backend = Backend(asked, budget_of(budget), model, type(model).__name__)
     if optimizer is not None:
-        _trains(optimizer, model)
+        trains(optimizer, model)
         backend.ledger.reserved = state_bytes(optimizer, model.parameters())
     compiled = torch.compile(frame(model), backend=backend.entry, fullgraph=True, **isolated())
     model._compiled_call_impl = Call(
@@ -134,7 +134,7 @@ def compile(
     return model
 
 
-def _trains(optimizer: Any, model: nn.Module) -> None:
+def trains(optimizer: Any, model: nn.Module) -> None:
     """Refuses an optimizer of another model, whose state would be counted as nothing."""
     if isinstance(optimizer, torch.optim.Optimizer):
         trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

@@ -144,8 +144,9 @@ class Step:
         self._has_warned = False
         self.between = Between(ledger, nests=self.nests and self.joint.has_backward and settings.placement is not Placement.ADDRESSES)
         self._ranges: dict[tuple[frozenset[int], bool, int], Range] = {}
-        # Whether the caller held the outputs during the last backward pass.
+        # Whether the caller held the outputs during the last backward pass, and whether one was refused for that.
         self.holds_outputs: bool | None = None
+        self.must_hold_outputs = False
         self.refused: dict[str, str] = {}
         # The calls of its graph whose integers follow from sizes.
         self._extents: Mapping[str, Mapping[str, Any]] = {}
@@ -460,7 +461,8 @@ class Step:
         """
         beside = self.outside + self.reserve + sum(others.values())
         room = self.budget - self.gaps - beside if self.budget is not None else None
-        choices = [False] if self.holds_outputs is False or not self.joint.has_backward else [True, False]
+        goes = self.holds_outputs is False and not self.must_hold_outputs
+        choices = [False] if goes or not self.joint.has_backward else [True, False]
         refused: list[InfeasibleBudget] = []
         for holds in choices:
             changes = self.ledger.members.changes
@@ -568,7 +570,7 @@ class Step:
         has_ended = time.perf_counter() - began < _FIRST
         if has_ended or soon.seconds - (soon.bound_seconds or soon.unplanned_seconds) <= _CLOSE * soon.seconds:
             return soon, None
-        return soon, Search(lambda: search(graph, room, deadline))
+        return soon, Search(lambda: search(graph, room, deadline), self)
 
     def _improved(self, plan: Plan, plans: list[Plan], room: int | None) -> Plan:
         """A plan of these, or the faster one that was found meanwhile, which takes its place."""
@@ -871,6 +873,7 @@ class Step:
             return
         total = plan.late + beside_plan
         if total > budget:
+            self.must_hold_outputs |= bool(beside.get("outputs of this call"))
             reasons = {**others, "parameters and buffers that this call does not use": self.outside, "reserve": self.reserve}
             listed = ", ".join(f"{size:,} of {reason}" for reason, size in reasons.items() if size)
             whole = ", which overwrites nothing" if keeps else ""
@@ -878,7 +881,7 @@ class Step:
             advice += ["run each backward pass right after its forward pass", *(["without retain_graph"] if keeps else [])]
             raise BudgetExceeded(
                 f"this backward pass would hold {total:,} bytes, {total - budget:,} "
-                f"more than the budget: in addition to the {plan.late:,} of its plan{whole}, there are {listed}. Nothing was computed. "
+                f"more than the budget: in addition to the {plan.late:,} of its plan{whole}, there are {listed}. Nothing of it was computed. "
                 f"{', '.join(advice).capitalize()}, or give budget={total} or more",
                 budget=budget, needed=total,
             )

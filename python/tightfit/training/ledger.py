@@ -214,6 +214,10 @@ class Ledger:
             self.members.give(given)
         self.unread = [found for found in _storages(given) if found[0].cdata not in self.read]
 
+    def unread_bytes(self) -> int:
+        """Bytes of what the running call was given and its graph does not read."""
+        return sum(size for storage, size in self.unread if not storage.expired())
+
     def keep(self, losses: Iterable[tuple[StorageWeakRef, int]]) -> None:
         """Notes losses whose backward pass has run."""
         known = {storage.cdata for storage, *_ in [*self.losses, *self.outputs] if not storage.expired()}
@@ -260,7 +264,7 @@ class Ledger:
         `accumulated` the parameters whose gradients its plan counts, and `known` the storages that it counts."""
         found = self._held(own, accumulated, known)
         seen = known | self.sizes().keys() if self.members.is_shared else known
-        beside = sum(other._total(seen) for other in self._neighbors())
+        beside = sum(other.total(seen) for other in self._neighbors())
         if self.members.is_shared:
             made = {storage.cdata for ledger in self.members.ledgers for storage, *_ in (*ledger.outputs, *ledger.losses, *ledger.unread)}
             kept = {storage for pending in self.members.waiting() for storage in pending.batch}
@@ -297,7 +301,7 @@ class Ledger:
         return (other for other in self.members.ledgers if other is not self
                 and (self.device is None or other.device is None or other.device == self.device))
 
-    def _total(self, known: frozenset[int]) -> int:
+    def total(self, known: frozenset[int] = frozenset()) -> int:
         """All that the model holds, but what lies in the `known` storages."""
         sizes = self.sizes()
         tensors = sum(sizes.values()) - sum(sizes[storage] for storage in sizes.keys() & known)
@@ -328,7 +332,7 @@ class Ledger:
         own_losses = set() if own is None else {storage.cdata for storage, _ in own.losses}
         losses = sum(size for storage, size in self.losses if storage.cdata not in own_losses)
         losses += self.scaled if own is None else 0
-        unread = sum(size for storage, size in self.unread if not storage.expired())
+        unread = self.unread_bytes()
         found = {"optimizer state": state, "buckets of data parallelism": buckets,
                  "forward passes whose backward pass has not come": waiting, "outputs of other calls": given,
                  "losses of earlier steps": losses, "arguments that the graph does not read": unread}

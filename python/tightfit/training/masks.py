@@ -117,8 +117,9 @@ def _is_causal(mask: fx.Node) -> bool:
 
 
 def _is_triangle(value: torch.Tensor) -> bool:
-    triangle = torch.ones(value.shape[-2:], dtype=torch.bool).tril()
-    return value.dtype == torch.bool and bool((value == triangle).all())
+    rows, columns = value.shape[-2:]
+    seen = torch.arange(columns)
+    return value.dtype == torch.bool and all(bool((value[..., row, :] == (seen <= row)).all()) for row in range(rows))
 
 
 def _tried(sizes: list[int]) -> list[list[int]]:
@@ -149,6 +150,8 @@ def _trace(node: fx.Node) -> str:
 def _value(sources: Sequence[fx.Node], sizes: Mapping[fx.Node, int]) -> torch.Tensor:
     """The result of the last of these calls, at these sizes."""
     found: dict[fx.Node, Any] = dict(sizes)
+    # Intermediate ones go after their last use: each may have eight bytes for each pair of positions.
+    last = {source: node for node in sources for source in node.all_input_nodes}
     for node in sources:
         if node in sizes:
             continue
@@ -156,6 +159,10 @@ def _value(sources: Sequence[fx.Node], sizes: Mapping[fx.Node, int]) -> torch.Te
         args, kwargs = fx.node.map_aggregate((args, kwargs), _on_processor)
         call = node.target if node.op == "call_function" else getattr(args[0], node.target)
         found[node] = call(*args, **kwargs) if node.op == "call_function" else call(*args[1:], **kwargs)
+        del args, kwargs, call
+        for source in node.all_input_nodes:
+            if last[source] is node:
+                del found[source]
     return found[sources[-1]]
 
 

@@ -13,6 +13,9 @@ from torch import fx
 
 aten = torch.ops.aten
 
+# The largest number of elements that is computed.
+_MOST = 1 << 20
+
 # Calls that read by an index: the positions of table and index among the arguments, and that of the dimension.
 _READS = {aten.embedding.default: (0, 1, None), aten.index_select.default: (0, 2, 1), aten.gather.default: (0, 2, 1)}
 
@@ -53,7 +56,7 @@ def _is_integer(node: fx.Node) -> bool:
 
 def _computed(node: fx.Node, known: dict[fx.Node, torch.Tensor | None]) -> torch.Tensor | None:
     if not _is_integer(node) or node.target._schema.is_mutable or torch.Tag.nondeterministic_seeded in node.target.tags \
-            or "empty" in node.target._schema.name:
+            or "empty" in node.target._schema.name or node.meta["val"].numel() > _MOST:
         return None
     if any(known.get(source) is None for source in node.all_input_nodes):
         return None

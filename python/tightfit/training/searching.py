@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 from ..errors import TightfitError
 from .planned import Held
@@ -26,19 +28,21 @@ os.register_at_fork(after_in_child=_renew)
 
 
 class Search:
-    """A search for a plan, which begins now."""
+    """A search for a plan, which begins now, or once others have ended if its `owner` is still there then."""
 
-    def __init__(self, find: Callable[[], Held]) -> None:
+    def __init__(self, find: Callable[[], Held], owner: Any) -> None:
         # What it has found, once it has ended.
         self.found: Held | None = None
         self._find = find
+        self._owner = weakref.ref(owner)
         self._thread = threading.Thread(target=self._run, name="tightfit-search", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
             with _turn:
-                self.found = self._find()
+                if self._owner() is not None:
+                    self.found = self._find()
         except TightfitError:
             pass  # the plan that was found before remains
 

@@ -18,6 +18,7 @@ import sympy
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
+from torch.utils._sympy.functions import Mod
 
 from .. import extents, notebook
 from ..errors import CompileError, InfeasibleBudget, OptionError
@@ -25,10 +26,11 @@ from .backend import Backend
 from .budget import Budget, budget_of
 from .costs import costed
 from .execution import Step
-from .joint import document
+from .compiling import trains
+from .joint import Joint, document
 from .joint import largest as largest_call
 from .optimizer_state import state_bytes
-from .planned import Below, held
+from .planned import Below, Held, held
 from .reading import reads_outside
 from .settings import planner_named, seconds, too_few
 from .studying import predicted_for, studied
@@ -41,10 +43,14 @@ _NAMES = {"batch": "batch size", "length": "length"}
 _SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4)
 # The most seconds of the search for a size's plan, unless told.
 _DEADLINE = 0.25
+# How much longer the search is repeated where it found nothing.
+_LONGER = 4
 # The most seconds of a search for the plan that holds the least, which says where to look next.
 _BRIEF = 0.1
 # The largest size that is asked for.
 _MOST = 1 << 24
+# The most captures of one model.
+_CAPTURES = 8
 # The largest factor by which a size that fits is exceeded.
 _GROWTH = 4
 
@@ -98,17 +104,18 @@ class Largest:
     def _title(self) -> str:
         end = f", beyond which {self.model} cannot be captured" if self.limit is not None else \
             "" if self.is_proven else ", beyond which no plan was found"
-        return (f"{self.model}: the largest {_NAMES[self.axis]} within {notebook.bytes_(self.budget)} is {self.size}{end}; the most per "
-                f"second: {self.fastest}")
+        return (f"{self.model}: the largest {_NAMES[self.axis]} within {notebook.bytes_(self.budget)} is {self.size}{end}; "
+                f"{self.fastest} is the fastest for its size")
 
     def _rows(self) -> list[tuple[str, ...]]:
-        return [(str(one.size), notebook.bytes_(one.peak) if one.fits else f"needs {notebook.bytes_(one.needed)}",
+        return [(str(one.size), notebook.bytes_(one.peak) if one.fits else
+                 f"too large: at least {notebook.bytes_(one.needed)}" if one.needed > self.budget else "no plan found",
                  notebook.seconds(one.seconds), notebook.seconds(one.unplanned_seconds),
                  "–" if one.per_second is None else f"{one.per_second:,.1f}", "–" if one.recomputed is None else f"{one.recomputed:,}")
                 for one in self.tried]
 
 
-_HEAD = ("size", "peak", "time of a step", "unplanned", "per second", "calls that run again")
+_HEAD = ("size", "peak", "time of a step", "unplanned", "size per second", "calls that run again")
 
 
 def largest(model: nn.Module, batch: Any, budget: int | str | Budget, *, optimizer: torch.optim.Optimizer | type | str | None = None,
@@ -126,21 +133,32 @@ def largest(model: nn.Module, batch: Any, budget: int | str | Budget, *, optimiz
     when a step begins. `deadline` is for the search of each size. Raises `InfeasibleBudget` if the smallest size, 2, does
     not fit, and `CompileError` if the model cannot be captured, or makes a constant of the size.
     """
-    room, limit, known = budget_of(budget).bytes, seconds(deadline), planner_named(planner)
+    asked, limit, known = budget_of(budget), seconds(deadline), planner_named(planner)
+    room = asked.bytes
     if room is None:
         raise OptionError('budget="min" has no largest batch; give a number of bytes')
-    if axis not in _DIMENSIONS:
+    if not isinstance(axis, str) or axis not in _DIMENSIONS:
         raise OptionError(f'axis={axis!r} is neither "batch" nor "length"')
     machine = predicted_for(model, batch, machine)
     given = _given(batch, axis)
 
     def capture(size: int) -> _Captured:
-        backend = studied(model, _resized(batch, axis, size), differentiable_outputs=differentiable_outputs, loss_memory=loss_memory,
-                          dimension=_DIMENSIONS[axis])
-        return _Captured(backend, backend.runs[-1], _symbol(backend.runs[-1], axis))
+        resized = _resized(batch, axis, size)
+        with torch.enable_grad():
+            backend = studied(model, resized, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory,
+                              dimension=_DIMENSIONS[axis], by="tightfit.largest")
+        run = backend.runs[-1]
+        return _Captured(backend, run, run.symbols if isinstance(run, Varying) else frozenset(), size, unread=_unread(backend))
 
-    beside = 0 if optimizer is None else state_bytes(optimizer, model.parameters())
-    search = _Search(functools.partial(_tried, _Captures(capture, capture(given)), room, beside, machine, limit, known), room)
+    first = capture(given)
+    if not first.symbols:
+        raise CompileError(f"the model makes a constant of the {_NAMES[axis]} that it is captured with, so nothing is known about others: "
+                           "look for its size in a reshape, in a mask or in a table that the forward makes")
+    beside = asked.held()
+    if optimizer is not None:
+        trains(optimizer, model)
+        beside += state_bytes(optimizer, model.parameters())
+    search = _Search(functools.partial(_tried, _Captures(capture, first), room, beside, machine, limit, known, _none), room, first.grid(given))
     return _found(search, given, axis, type(model).__name__)
 
 
@@ -151,71 +169,108 @@ def largest_of(backend: Backend, known: Mapping[str, int]) -> Largest:
         if axis not in _DIMENSIONS or not isinstance(size, int) or isinstance(size, bool) or size < extents.LEAST:
             raise OptionError(f"{axis}={size!r} is no size of a batch; give batch= or length=, each {extents.LEAST} or more")
     varying = next((run for run in reversed(backend.runs) if isinstance(run, Varying) and run.joint.has_backward), None)
-    symbols = {} if varying is None else {axis: varying.symbol_along(dimension) for axis, dimension in _DIMENSIONS.items()}
-    free = [axis for axis, symbol in symbols.items() if symbol is not None and axis not in known]
-    fixed = {symbols[axis]: size for axis, size in known.items() if symbols.get(axis) is not None}
+    symbols = {} if varying is None else {axis: varying.symbols_along(dimension) for axis, dimension in _DIMENSIONS.items()}
+    free = [axis for axis, found in symbols.items() if found and axis not in known]
+    fixed = {symbol: size for axis, size in known.items() for symbol in symbols.get(axis, ())}
+    if len(known) == len(_DIMENSIONS):
+        raise OptionError("a batch size and a length are both given, so nothing is left to be found; give one of them")
+    for axis, size in known.items():
+        if varying is not None and not symbols[axis] and size != varying.joint.extent_along(_DIMENSIONS[axis]):
+            raise OptionError(f"{backend.name} was only called with a {_NAMES[axis]} of {varying.joint.extent_along(_DIMENSIONS[axis])}, so nothing is "
+                              f"known about {size}; ask tightfit.largest")
     if not free:
-        raise OptionError(f"no size of {backend.name}'s batches has varied that is not given; call it with batches of two sizes first, or ask "
-                          "tightfit.largest")
+        raise OptionError(f"no batch size or length of {backend.name}'s batches has varied that is not given; call it with batches of two sizes "
+                          "first, or ask tightfit.largest")
     if len(free) > 1:
         raise OptionError(f"batches of {backend.name} have varied in batch size and length; give one of them, such as batch=8")
     [axis] = free
     room = backend.ledger.budget.bytes
     if room is None:
         raise OptionError('budget="min" has no largest batch')
-    beside = sum(backend.ledger.others().values())
-    captures = _Captures(None, _Captured(backend, varying, symbols[axis], fixed))
-    search = _Search(functools.partial(_tried, captures, room, beside, None, min(backend.settings.deadline, _DEADLINE),
-                                       backend.settings.planner), room)
-    return _found(search, max(step.joint.extent_along(_DIMENSIONS[axis]) for step in varying.steps.values()), axis, backend.name)
+    captured = _Captured(backend, varying, symbols[axis], 0, fixed=fixed)
+    given = max(step.joint.extent_along(_DIMENSIONS[axis]) for step in varying.steps.values())
+    search = _Search(functools.partial(_tried, _Captures(None, captured), room, sum(backend.ledger.others().values()), None,
+                                       min(backend.settings.deadline, _DEADLINE), backend.settings.planner,
+                                       functools.partial(_accumulated, backend.model)), room, captured.grid(given))
+    return _found(search, given, axis, backend.name)
+
+
+def _none(_: Joint) -> frozenset[int]:
+    """No gradients exist when a step begins."""
+    return frozenset()
+
+
+def _accumulated(model: nn.Module | None, joint: Joint) -> frozenset[int]:
+    """The arguments of a graph whose gradients exist."""
+    there = {name for name, parameter in ([] if model is None else model.named_parameters()) if parameter.grad is not None}
+    return frozenset(index for index, argument in enumerate(joint.arguments)
+                     if argument.is_parameter and joint.gradients[index] is not None and argument.name in there)
 
 
 def _found(search: _Search, given: int, axis: str, name: str) -> Largest:
     """What a search finds that begins with the given size."""
     size, room = search.run(given), search.room
     if size is None:
-        least = search.tried.get(extents.LEAST)
-        if least is None:
-            raise CompileError(f"{name} takes no {_NAMES[axis]} of {extents.LEAST}")
+        least = search.tried[min(search.tried)]
+        suffices = "" if least.smallest is None else f", and {least.smallest:,} are known to suffice"
         raise InfeasibleBudget(
-            f"{too_few(room, least.needed)} {name} with a {_NAMES[axis]} of {extents.LEAST}: no schedule needs less than "
-            f"{least.needed:,}. Give a larger budget; a {_NAMES[axis]} of 1 has a graph of its own, which tightfit.plan plans",
-            budget=room, needed=least.needed, smallest=least.needed, binding=None, live=[])
+            f"{too_few(room, least.needed)} {name} with a {_NAMES[axis]} of {least.size}: no schedule needs less than "
+            f"{least.needed:,}{suffices}. Give a larger budget; a {_NAMES[axis]} of 1 has a graph of its own, which tightfit.plan plans",
+            budget=room, needed=least.needed, smallest=least.smallest or least.needed, binding=None, live=[])
     for share in _SHARES:
-        search.look(max(round(size * share), extents.LEAST))
+        search.look(max(round(size * share / search.grid), 1) * search.grid)
     tried = tuple(search.tried[one] for one in sorted(search.tried))
     fastest = max((one for one in tried if one.fits), key=lambda one: one.per_second)
-    is_limit = size + 1 in search.barred
-    above = search.tried.get(size + 1)
+    next_ = size + search.grid
+    is_limit = next_ in search.barred
+    above = search.tried.get(next_)
     return Largest(axis, room, size, fastest.size, tried, size if is_limit else None,
                    is_limit or (above is not None and above.needed > room), name)
 
 
 @dataclass
 class _Captured:
-    """A graph with one size as a symbol; others that vary have `fixed` sizes. The backend keeps what was captured."""
+    """A graph in which `symbols` stand for one size; others that vary have `fixed` sizes. Without symbols it is the graph for
+    the one size `at`. The backend keeps what was captured; `unread` are bytes of the batch that the graph does not read."""
 
     backend: Backend
-    varying: Varying
-    symbol: sympy.Symbol
+    run: Varying | Step
+    symbols: frozenset[sympy.Symbol]
+    at: int
+    unread: int = 0
     fixed: Mapping[sympy.Symbol, int] = field(default_factory=dict)
 
     @property
     def upper(self) -> int:
         """The largest size that it allows."""
-        found = self.varying.environment.var_to_range[self.symbol].upper
-        return int(found) if found.is_Integer else _MOST
+        ranges = [self.run.environment.var_to_range[symbol].upper for symbol in self.symbols]
+        return min((int(upper) if upper.is_Integer else _MOST for upper in ranges), default=self.at)
 
-    def at(self, size: int) -> dict[sympy.Symbol, int]:
+    def known(self, size: int) -> dict[sympy.Symbol, int]:
         """The symbols at a size."""
-        return {**self.fixed, self.symbol: size}
+        return {**self.fixed, **dict.fromkeys(self.symbols, size)}
 
     def allows(self, size: int) -> bool:
         """Whether what was assumed of the symbols holds for a size."""
-        known = {symbol: sympy.Integer(each) for symbol, each in self.at(size).items()}
-        ranges = self.varying.environment.var_to_range
+        if not self.symbols:
+            return size == self.at
+        known = {symbol: sympy.Integer(each) for symbol, each in self.known(size).items()}
+        ranges = self.run.environment.var_to_range
         return all(bool(ranges[symbol].lower <= each <= ranges[symbol].upper) for symbol, each in known.items()) and \
-            all(guard.expr.xreplace(known) is not sympy.false for guard in self.varying.environment.guards)
+            all(guard.expr.xreplace(known) is not sympy.false for guard in self.run.environment.guards)
+
+    def step(self, size: int) -> Step:
+        """The step at a size that it allows."""
+        return self.run.at(self.run.sizes_at(self.known(size))) if self.symbols else self.run
+
+    def grid(self, given: int) -> int:
+        """The number of which the model takes multiples, as far as its graph shows it, beginning with a size that it took."""
+        found = 1
+        for rest in {part for guard in self.run.environment.guards for part in guard.expr.atoms(sympy.Mod, Mod)}:
+            (factor, of), divisor = rest.args[0].as_coeff_Mul(), rest.args[1]
+            if of in self.symbols and divisor.is_Integer and factor.is_Integer:
+                found = math.lcm(found, int(divisor) // math.gcd(int(factor), int(divisor)))
+        return found if given % found == 0 else 1
 
 
 class _Captures:
@@ -228,45 +283,57 @@ class _Captures:
         # Sizes at which the model cannot be captured.
         self._failed: set[int] = set()
 
-    def step(self, size: int) -> Step | None:
-        """The step at a size; `None` if there is none, as where positions have a table."""
+    def step(self, size: int) -> tuple[Step, int] | None:
+        """The step at a size, and the bytes of the batch that it does not read there; `None` if there is none, as where
+        positions have a table. Raises `_TooMany` if that is not known."""
         while (found := next((one for one in self._known if one.allows(size)), None)) is None:
             at = self._border(size)
-            if self._capture is None or at in self._failed:
+            # What lies between two sizes that fail is not tried.
+            if self._capture is None or at in self._failed or min(self._failed, default=size) < size < max(self._failed, default=0):
                 return None
+            if len(self._known) + len(self._failed) >= _CAPTURES:
+                raise _TooMany
             try:
                 self._known.append(self._capture(at))
             except CompileError:
                 self._failed.add(at)
-            else:
-                if not self._known[-1].allows(at):
-                    self._failed.add(at)
         try:
-            step = found.varying.at(found.varying.sizes_at(found.at(size)))
+            step = found.step(size)
+            return None if reads_outside(step.joint.module.graph) else (step, found.unread * size // max(found.at, 1))
         except (CompileError, RuntimeError, ValueError, LookupError, TypeError):
             return None
-        return None if reads_outside(step.joint.module.graph) else step
 
     def _border(self, size: int) -> int:
         """The size to capture next on the way to this one."""
         uppers = [one.upper for one in self._known]
-        return max(uppers) + 1 if max(uppers) < size else size
+        return max(uppers) + 1 if max(uppers) < size and max(uppers) + 1 not in self._failed else size
+
+
+class _TooMany(Exception):
+    """More captures than there may be would be needed to know."""
 
 
 class _Search:
-    """The search for the largest size that fits: where a line through two peaks says first, then around that."""
+    """The search for the largest size that fits, of multiples of `grid`: where a line through two peaks says first, then around
+    that."""
 
-    def __init__(self, try_: Callable[[int, bool], Tried | None], room: int) -> None:
+    def __init__(self, try_: Callable[[int, bool], Tried | None], room: int, grid: int = 1) -> None:
         self._try = try_
         self.room = room
+        self.grid = grid
         self.tried: dict[int, Tried] = {}
-        # Sizes that the model does not take.
+        # Sizes that the model does not take, and those of which that is not known.
         self.barred: set[int] = set()
+        self.unknown: set[int] = set()
 
     def look(self, size: int, *, is_near: bool = False) -> bool:
         """Whether a size fits."""
-        if size not in self.tried and size not in self.barred:
-            found = self._try(size, is_near)
+        if size not in self.tried and size not in self.barred | self.unknown:
+            try:
+                found = self._try(size, is_near)
+            except _TooMany:
+                self.unknown.add(size)
+                return False
             if found is None:
                 self.barred.add(size)
             else:
@@ -275,24 +342,32 @@ class _Search:
 
     def run(self, given: int) -> int | None:
         """The largest size that fits, beginning with this one; `None` if none does."""
-        low, high, at = 0, _MOST, given
-        while low + 1 < high and at >= extents.LEAST:
+        grid = self.grid
+        # Below `floor` are sizes that are too small for the model.
+        low, high, at, floor = 0, _MOST // grid, given // grid, -(-extents.LEAST // grid)
+        while low + 1 < high and floor <= at < high:
             before = high - low
-            if self.look(at, is_near=True):
-                low = at
+            # One size may be missing among others.
+            place = at + 1 if at * grid in self.barred and at + 1 < high else at
+            if self.look(place * grid, is_near=True):
+                low = max(low, place)
+            elif low == 0 and place * grid in self.barred:
+                floor = place + 1
+            elif place * grid in self.barred and place == at and at + 1 < high:
+                continue
             else:
-                high = at
-            at = self._next(low, high, is_slow=high - low > before // 2)
-        return low or None
+                high = min(high, at)
+            at = max(self._next(low, high, floor, is_slow=high - low > before // 2), floor)
+        return low * grid or None
 
-    def _next(self, low: int, high: int, *, is_slow: bool) -> int:
-        """The size to try next, between one that fits and one that does not. If the last one left more than half of the
-        interval, it is halved now."""
+    def _next(self, low: int, high: int, floor: int, *, is_slow: bool) -> int:
+        """What to try next, between what fits and what does not. If the last one left more than half of the interval, it is
+        halved now."""
         if low == 0:
-            return max(high // 2, extents.LEAST) if high > extents.LEAST else 0
+            return (floor + high) // 2 if high > floor else high
         guess = self._guess(low)
-        if high == _MOST:
-            return min(max(guess or 0, 2 * low if guess is None else low + max(low // 16, 1)), _GROWTH * low, _MOST - 1)
+        if high == _MOST // self.grid:
+            return min(max(guess or 0, 2 * low if guess is None else low + max(low // 16, 1)), _GROWTH * low, high - 1)
         if guess is None or is_slow:
             guess = math.isqrt(low * high)
         return min(max(guess, low + 1), high - 1)
@@ -305,27 +380,28 @@ class _Search:
         if len(known) < 2 or known[1][1] <= known[0][1]:
             return None
         (one, least), (other, more) = known
-        return max(low, one + int((self.room - least) * (other - one) / (more - least)))
+        return max(low, (one + int((self.room - least) * (other - one) / (more - least))) // self.grid)
 
 
 def _tried(captures: _Captures, room: int, beside: int, machine: str | None, limit: float, planner: str,
-           size: int, is_near: bool) -> Tried | None:
+           accumulated: Callable[[Joint], frozenset[int]], size: int, is_near: bool) -> Tried | None:
     """A size, with its plan; `None` if the model does not take it. If it `is_near` the largest one, the bytes that suffice for
     it are of interest."""
-    step = captures.step(size)
-    if step is None:
+    found = captures.step(size)
+    if found is None:
         return None
-    beside += step.outside + step.reserve
+    step, unread = found
+    beside += step.outside + step.reserve + unread
     # A call's results may lie where its inputs were.
     if (needed := largest_call(step.joint) // 2 + beside) > room:
         return Tried(size, needed=needed)
-    graph = document(step.joint, step.name, between=step.loss.memory.between)
+    graph = document(step.joint, step.name, accumulated=accumulated(step.joint), between=step.loss.memory.between)
     if machine is None:
         graph = costed(graph, step.device).document
     below = None if step.tier is None else Below(step.tier.size, *step.tier.rates)
     search = functools.partial(held, graph, machine=machine, below=below, planner=planner)
     try:
-        found = search(max(room - beside, 1), limit)
+        found = _searched(search, max(room - beside, 1), limit)
     except InfeasibleBudget as error:
         return Tried(size, needed=error.needed + beside, smallest=error.smallest + beside)
     smallest = min(search(None, min(limit, _BRIEF)).peak, found.peak) + beside if is_near else None
@@ -333,15 +409,20 @@ def _tried(captures: _Captures, room: int, beside: int, machine: str | None, lim
                  found.recomputed, size / found.seconds)
 
 
-def _symbol(varying: Any, axis: str) -> sympy.Symbol:
-    """The symbol of the size that varies."""
-    symbols = set() if not isinstance(varying, Varying) else varying.symbols
-    if len(symbols) != 1:
-        raise CompileError(f"the model makes a constant of the {_NAMES[axis]} that it is captured with, so nothing is known about others: look for "
-                           "its size in a reshape, in a mask or in a table that the forward makes" if not symbols else
-                           f"the tensors of the batch have several sizes that grow with the {_NAMES[axis]}; give those in which it is the same")
-    [symbol] = symbols
-    return symbol
+def _unread(backend: Backend) -> int:
+    """Bytes of the batch that was captured which the graph does not read."""
+    tensors = [leaf for leaf in pytree.tree_leaves(backend.ledger.given) if isinstance(leaf, torch.Tensor)]
+    return sum(tensor.nbytes for tensor in tensors if tensor.untyped_storage()._cdata not in backend.ledger.read)
+
+
+def _searched(search: Callable[[int, float], Held], room: int, limit: float) -> Held:
+    """A plan within the room; where none is found and none is excluded, the search is repeated with more time."""
+    try:
+        return search(room, limit)
+    except InfeasibleBudget as error:
+        if error.needed > room:
+            raise
+    return search(room, _LONGER * limit)
 
 
 def _tensors(batch: Any, axis: str) -> list[torch.Tensor]:

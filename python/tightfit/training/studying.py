@@ -45,6 +45,7 @@ class _Studied(Step):
     runs_smaller = False
 
     def forward(self, arguments: list[Any]) -> list[Any]:
+        self.ledger.find_unread(arguments[index] for index in self._inputs)
         raise _Captured
 
 
@@ -73,11 +74,13 @@ def plan(model: nn.Module, batch: Any, budget: int | str | Budget = "min", *, ma
     memory can be planned from the meta device; otherwise, and with `"cpu"`, they are measured on the model's device.
     `planner` is the name of one, as for `tightfit.compile`. Raises `InfeasibleBudget`.
     """
-    asked, limit, known = budget_of(budget).bytes, seconds(deadline), planner_named(planner)
+    budget, limit, known = budget_of(budget), seconds(deadline), planner_named(planner)
+    asked = budget.bytes
     machine = predicted_for(model, batch, machine)
     step = _step(model, batch, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory)
     graph = _costed(step, measure=machine is None)
-    beside = step.outside + step.reserve + (0 if optimizer is None else state_bytes(optimizer, model.parameters()))
+    beside = step.outside + step.reserve + step.ledger.unread_bytes() + budget.held()
+    beside += 0 if optimizer is None else state_bytes(optimizer, model.parameters())
     room = None if asked is None else max(asked - beside, 0)
     try:
         found = held(graph, room, limit, machine, planner=known)
@@ -116,15 +119,18 @@ def _step(model: nn.Module, batch: Any, *, differentiable_outputs: bool, loss_me
     return step
 
 
-def studied(model: nn.Module, batch: Any, *, differentiable_outputs: bool, loss_memory: Any, dimension: int | None = None) -> Backend:
-    """A backend that has captured the model with a batch. The size of its tensors along a `dimension` varies."""
-    as_built(model, "tightfit.plan")
+def studied(model: nn.Module, batch: Any, *, differentiable_outputs: bool, loss_memory: Any, dimension: int | None = None,
+            by: str = "tightfit.plan") -> Backend:
+    """A backend that has captured the model with a batch, for the function `by`. The size of its tensors along a `dimension`
+    varies."""
+    as_built(model, by)
     model, batch = made_fake(model, batch)
     asked = settings(differentiable_outputs=differentiable_outputs, loss_memory=loss_memory)
     backend = Backend(asked, budget_of("min"), model, type(model).__name__, step=_Studied)
     args, kwargs = ((), batch) if isinstance(batch, Mapping) else (tuple(batch), {}) if isinstance(batch, (tuple, list)) \
         else ((batch,), {})
     call = torch.compile(model, backend=backend.entry, fullgraph=True)
+    backend.ledger.given = args, kwargs
     try:
         with Capturing(), _modes(model), marked_along(batch, dimension):
             call(*args, **kwargs)
@@ -150,8 +156,8 @@ def _costed(step: Step, *, measure: bool) -> dict[str, Any]:
 
 def predicted_for(model: nn.Module, batch: Any, machine: str | None) -> str | None:
     """The machine whose times are predicted; `None` if they are measured, as for the processor."""
-    if machine is not None:
-        text(machine, "machine")
+    if machine is not None and not text(machine, "machine"):
+        raise OptionError('machine="" names no machine; give one such as "h100-80gb", or leave it out')
     if machine not in (None, "cpu") or not isinstance(model, nn.Module):
         return machine
     if not _is_real(model, batch):

@@ -64,16 +64,15 @@ class Varying:
         self.is_shared = is_shared and all(map(extents.grows, _storages(self.module.graph)))
 
     @property
-    def symbols(self) -> set[sympy.Symbol]:
+    def symbols(self) -> frozenset[sympy.Symbol]:
         """The sizes that vary."""
-        return {found for found in self._expressions if found.is_Symbol}
+        return frozenset(found for found in self._expressions if found.is_Symbol)
 
-    def symbol_along(self, dimension: int) -> sympy.Symbol | None:
-        """The size that varies along a dimension of the batch's tensors, if it is one."""
+    def symbols_along(self, dimension: int) -> frozenset[sympy.Symbol]:
+        """The sizes that vary along a dimension of the batch's tensors."""
         sizes = {extents.expression(value.shape[dimension]) for primal, argument in zip(self.joint.primals, self.arguments, strict=True)
                  if argument.phase == "input" and isinstance(value := primal.meta["val"], torch.Tensor) and value.dim() > dimension}
-        found = {size for size in sizes if size.is_Symbol}
-        return found.pop() if len(found) == 1 else None
+        return frozenset(size for size in sizes if size.is_Symbol)
 
     @property
     def environment(self) -> ShapeEnv:
@@ -123,7 +122,8 @@ class Varying:
             made = self.step(self._at(sizes))
             made.spent += time.perf_counter() - began
             if self.steps:
-                made.holds_outputs = next(reversed(self.steps.values())).holds_outputs
+                last = next(reversed(self.steps.values()))
+                made.holds_outputs, made.must_hold_outputs = last.holds_outputs, last.must_hold_outputs
             larger = [at for at in self.steps if _covers(at, sizes)]
             if larger:
                 made.between.inherit(self.steps[min(larger, key=math.prod)].between)

@@ -188,12 +188,13 @@ impl Tensor {
         self.shape.iter().product()
     }
 
-    /// Whether it is row-major without gaps; strides of dimensions of extent one do not count.
+    /// Whether it is row-major without gaps; strides of dimensions of extent one do not count, nor
+    /// those of a tensor without elements.
     pub fn is_contiguous(&self) -> bool {
         let mut expected = 1;
         for (&extent, &stride) in self.shape.iter().zip(&self.strides).rev() {
             if extent != 1 && stride != expected {
-                return extent == 0;
+                return self.shape.contains(&0);
             }
             expected *= extent;
         }

@@ -8,6 +8,7 @@
 //! not support: it can be planned, but not executed.
 
 mod attention;
+mod axes;
 mod call;
 mod conform;
 mod cost;
@@ -26,6 +27,7 @@ mod table;
 mod view;
 
 pub use attention::QUERY_BLOCK;
+pub use axes::{Along, Axes, Axis, Literal, Part};
 pub use call::{TypedCall, Types, Unsuited, to_torch};
 pub use cost::{Cost, Product, Workers};
 pub use output::{Derive, Output, Place};
@@ -44,6 +46,8 @@ pub struct OperatorRow {
     pub signature: Signature,
     /// Shape, element type and, for views, place of every output.
     pub outputs: Derive,
+    /// Dimensions of its tensors that go together.
+    pub axes: Axes,
     /// Element types that the engine supports, for each positional argument that is a tensor or a
     /// list of tensors; the last entry holds for all that follow.
     pub legal: &'static [&'static [DType]],
