@@ -201,6 +201,11 @@ def test_inputs_that_nothing_compares_have_one_size():
     assert found.size > 4
 
 
+def test_positions_that_the_table_does_not_have_are_refused():
+    with pytest.raises(tightfit.CompileError, match="cannot be planned with a length of 30"):
+        tightfit.largest(Words(), words(2, 30), "64MiB", axis="length")
+
+
 class Branching(nn.Module):
     """Takes another path from fifty rows on."""
 
