@@ -472,8 +472,8 @@ class Step:
             plans[:] = [plan for plan in plans if not self._is_outdated(plan, depth)]
             if (plan := self._known(accumulated, holds, room, arguments, depth, grown)) is not None:
                 return plan
-            if not holds:
-                # What leaves nothing to gain also works if outputs go.
+            if not holds and self.settings.placement is not Placement.ADDRESSES:
+                # What leaves nothing to gain also works if outputs go; where they have addresses, others do.
                 plan = self._known(accumulated, True, room, arguments, depth, grown)
                 if plan is not None and _lost(plan) == 0:
                     return plan

@@ -209,10 +209,11 @@ def _accumulated(model: nn.Module | None, joint: Joint) -> frozenset[int]:
 
 def _found(search: _Search, given: int, axis: str, name: str) -> Largest:
     """What a search finds that begins with the given size."""
-    size, room = search.run(given), search.room
-    if not search.tried:
+    search.look(given, is_near=True)
+    if given in search.barred:
         raise CompileError(f"{name} cannot be planned with a {_NAMES[axis]} of {given}: it reads rows that a table of positions does not "
                            "have, or its batches have varied in more than batch size and length")
+    size, room = search.run(given), search.room
     if size is None:
         least = search.tried[min(search.tried)]
         suffices = "" if least.smallest is None else f", and {least.smallest:,} are known to suffice"
