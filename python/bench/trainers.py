@@ -67,7 +67,7 @@ def padded(given: list[list[int]]) -> dict[str, torch.Tensor]:
 
 
 class Clock:
-    """The seconds of a loop, and of its second half; and the most bytes held between backward passes."""
+    """The seconds of a loop, and of its second half."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps

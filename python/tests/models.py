@@ -101,3 +101,21 @@ def three_dimensional(tensor):
     """The tensor itself. Pytest would rewrite an assertion in a test file, hence its place here."""
     assert tensor.dim() == 3
     return tensor
+
+
+class Pixels(nn.Module):
+    """Convolutions, batch normalization and pooling; the loss is inside. From sixteen images on, PyTorch chooses other kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
+                                  nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(2))
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, pixels, labels):
+        return functional.cross_entropy(self.head(self.body(pixels).flatten(1)), labels)
+
+
+def labelled(rows: int, side: int) -> dict[str, torch.Tensor]:
+    """Images and their classes, as `Pixels` takes them."""
+    return {"pixels": torch.randn(rows, 3, side, side), "labels": torch.randint(0, 10, (rows,))}

@@ -137,7 +137,7 @@ def test_a_checkpoint_around_the_model_is_no_pass_without_a_plan(recwarn: pytest
 
 def test_gradients_that_are_freed_between_the_passes_do_not_count_until_the_end(recwarn: pytest.WarningsRecorder):
     model = tightfit.compile(nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 256)), "8MiB", deadline=0.1)
-    [gradients] = {sum(parameter.nbytes for parameter in model.parameters())}
+    gradients = sum(parameter.nbytes for parameter in model.parameters())
     small = 2 * 4 * 256
     for step in range(1, 5):
         loss = model(torch.randn(64, 256)).square().mean()

@@ -5,6 +5,7 @@ Invariant: markup is read by Python's own HTML parser.
 Tier: quick, since it takes 2 s.
 """
 
+import pickle
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -107,6 +108,7 @@ def test_plans_are_printed_as_a_table(own_cache):
     assert title == "Net, training on [4, 8]" and head.split() == ["planned", "unplanned"]
     assert [row.split()[0] for row in rows] == ["budget", "peak", "time", "no", "gap", "calls"]
     assert str(plans[0]) == str(plans)
+    assert pickle.loads(pickle.dumps(plans)) == plans
 
 
 def test_plans_of_what_was_not_compiled_are_refused():

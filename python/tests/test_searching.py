@@ -44,7 +44,7 @@ class Slow:
             if room is None:
                 return real(graph, room, deadline, *args, **options)
             self.asked.append(deadline)
-            if deadline == execution._FIRST:
+            if deadline == searching.FIRST:
                 time.sleep(deadline)
                 return real(graph, None, deadline, *args, **options)
             assert self.may_end.wait(60)
@@ -79,7 +79,7 @@ def test_steps_run_by_the_first_plan_until_a_faster_one_is_found(nothing_known, 
     steps(model, eager, 2)
     [step] = model._compiled_call_impl.backend.steps
     first = [plan for plan in step.made if plan.search is not None]
-    assert first and {1.0, execution._FIRST} == set(slow.asked)
+    assert first and {1.0, searching.FIRST} == set(slow.asked)
     slow.may_end.set()
     plans = tightfit.plans(model)
     assert len(plans) == len(step.made) and not any(plan.search for plan in step.made)
@@ -108,7 +108,7 @@ def test_what_the_first_search_does_not_find_is_searched_for_until_the_deadline(
     real = execution.held
 
     def held(graph, room, deadline, *args, **options):
-        if room is not None and deadline == execution._FIRST:
+        if room is not None and deadline == searching.FIRST:
             raise InfeasibleBudget("not found yet", budget=room, needed=room + 1, smallest=room + 1, binding=None, live=[])
         return real(graph, room, deadline, *args, **options)
 
@@ -125,7 +125,7 @@ def test_nothing_is_left_to_search_if_the_first_answer_is_the_last(options, monk
     eager = net()
     model = tightfit.compile(copy.deepcopy(eager), "64MiB", loss_memory=0, **options)
     steps(model, eager, 1)
-    assert execution._FIRST not in slow.asked
+    assert searching.FIRST not in slow.asked
 
 
 def test_a_search_that_fails_leaves_the_plan_that_was_found_before():

@@ -17,6 +17,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 import tightfit  # noqa: E402
+from models import Pixels, labelled  # noqa: E402
 
 if not hasattr(tightfit, "compile"):
     pytest.skip("this tightfit has no `compile`", allow_module_level=True)
@@ -61,31 +62,14 @@ class Words(nn.Module):
         return functional.cross_entropy(self.head(found[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
 
 
-class Pixels(nn.Module):
-    """Convolutions, batch normalization and pooling."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
-                                  nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(2))
-        self.head = nn.Linear(32, 10)
-
-    def forward(self, pixels, labels):
-        return functional.cross_entropy(self.head(self.body(pixels).flatten(1)), labels)
-
-
 def words(rows: int, length: int) -> dict:
     return {"words": torch.randint(0, WORDS, (rows, length))}
-
-
-def pixels(rows: int, side: int) -> dict:
-    return {"pixels": torch.randn(rows, 3, side, side), "labels": torch.randint(0, 10, (rows,))}
 
 
 SIZES = [(4, 32), (4, 20), (3, 20), (5, 31), (2, 2), (4, 32), (8, 9), (6, 47), (4, 20)]
 
 
-@pytest.mark.parametrize(("kind", "batch"), [(Words, words), (Pixels, pixels)])
+@pytest.mark.parametrize(("kind", "batch"), [(Words, words), (Pixels, labelled)])
 @pytest.mark.parametrize("budget", ["64MiB", "tight"])
 def test_every_size_has_eagers_bits_after_few_captures(kind, batch, budget):
     torch.manual_seed(0)

@@ -9,13 +9,14 @@ import random
 import pytest
 import torch
 import zoo
+from models import Pixels, labelled
 from torch import nn
 from torch.nn import functional
 
 tightfit = zoo.use_tightfit()
 if not hasattr(tightfit, "compile"):
     pytest.skip("this tightfit has no `compile`", allow_module_level=True)
-from tightfit.training.sizing import Tried, _Search  # noqa: E402
+from tightfit.training.bracketing import Search, Tried  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -38,25 +39,12 @@ class Words(nn.Module):
         return functional.cross_entropy(self.head(found[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
 
 
-class Pixels(nn.Module):
-    """Convolutions, for which PyTorch chooses other kernels from sixteen images on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
-                                  nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(2))
-        self.head = nn.Linear(64, 10)
-
-    def forward(self, pixels, labels):
-        return functional.cross_entropy(self.head(self.body(pixels).flatten(1)), labels)
-
-
 def words(rows: int, length: int = 20) -> dict:
     return {"words": torch.randint(0, WORDS, (rows, length))}
 
 
 def pixels(rows: int) -> dict:
-    return {"pixels": torch.randn(rows, 3, 32, 32), "labels": torch.randint(0, 10, (rows,))}
+    return labelled(rows, 32)
 
 
 def runs(model: nn.Module, batch: dict, budget: int) -> bool:
@@ -111,7 +99,7 @@ def test_what_is_said_of_a_size_is_what_planning_says_there():
 
 
 def test_a_length_ends_where_positions_do():
-    found = tightfit.largest(Words(), words(2, 8), "64MiB", axis="length")
+    found = tightfit.largest(Words(), words(2, 8), "64MiB", axis="length", machine="h100-80gb")
     assert (found.size, found.limit, found.is_proven) == (LONGEST, LONGEST, True)
     assert "beyond which Words cannot be captured" in str(found)
 
@@ -156,7 +144,7 @@ class Masked(nn.Module):
 
 
 def test_the_whole_of_a_table_may_be_used():
-    found = tightfit.largest(Masked(), torch.randn(2, 8, 8), "8MiB", axis="length")
+    found = tightfit.largest(Masked(), torch.randn(2, 8, 8), "8MiB", axis="length", machine="h100-80gb")
     assert (found.size, found.limit) == (32, 32)
 
 
@@ -190,14 +178,14 @@ class Folding(nn.Module):
 
 
 def test_sizes_between_multiples_are_left_out():
-    found = tightfit.largest(Folding(), torch.randn(2, 32, 16), "512KiB", axis="length")
+    found = tightfit.largest(Folding(), torch.randn(2, 32, 16), "512KiB", axis="length", machine="h100-80gb")
     assert found.size % 16 == 0
     assert found.size > 256
     assert found.limit is None
 
 
 def test_inputs_that_nothing_compares_have_one_size():
-    found = tightfit.largest(Folding(), (torch.randn(2, 32, 16), torch.ones(2, 3)), "512KiB")
+    found = tightfit.largest(Folding(), (torch.randn(2, 32, 16), torch.ones(2, 3)), "512KiB", machine="h100-80gb")
     assert found.size > 4
 
 
@@ -284,7 +272,7 @@ def test_the_search_ends_at_the_largest_size(seed):
         smallest = int(needed(size) * drawn.uniform(1, 1.3)) if is_near and drawn.random() < 0.9 else None
         return Tried(size, peak=needed(size) if needed(size) <= room else None, needed=needed(size), smallest=smallest)
 
-    search = _Search(try_, room)
+    search = Search(try_, room)
     found = search.run(drawn.randrange(2, min(limit or 4000, 4000) + 1))
     fits = [size for size in range(1, limit or 10**6) if needed(size) <= room]
     expected = max((size for size in (*fits, limit or 0) if needed(size) <= room), default=0)

@@ -33,10 +33,11 @@ if TYPE_CHECKING:
     from .loading import load
     from .planning import Fitted, Graph, check, fit, modules, pareto, read_graph, report, sac, shard
     from .statistics import module_info
+    from .training.bracketing import Tried
     from .training.budget import Budget
     from .training.compiling import PlanInfo, compile, plans, release
     from .training.planned import Swapped
-    from .training.sizing import Largest, Tried, largest
+    from .training.sizing import Largest, largest
     from .training.stepping import TrainingStep, step
     from .training.studying import capture_step, explain, plan
 
@@ -61,7 +62,7 @@ _DEFINED_IN = {
     "Swapped": "training.planned",
     "TightfitError": "errors",
     "TrainingStep": "training.stepping",
-    "Tried": "training.sizing",
+    "Tried": "training.bracketing",
     "WeightsError": "errors",
     "analyze": "analysis",
     "arguments": "graph_module",

@@ -226,6 +226,10 @@ class Plans(list[PlanInfo]):
         super().__init__(plans)
         self._backend = backend
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What was planned can be written down, and who planned it cannot.
+        return list, (list(self),)
+
     def largest(self, **known: int) -> Largest:
         """The largest batch that the model can be called with, as `tightfit.largest` finds it, with what the loop holds now:
         the largest length for `largest(batch=8)`, the largest batch size for `largest(length=512)`, and without an argument

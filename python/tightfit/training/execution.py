@@ -36,21 +36,17 @@ from .joint import Joint, alike_only, document, is_tensor, largest
 from .ledger import Ledger, Moment, Pending, storages
 from .loss import Loss
 from .nest import NONE, Demand, Range
-from .planned import Below, Held, apart, around, code, graph_peak, held, kept, with_loss
+from .planned import Below, Held, apart, around, code, graph_peak, held, with_loss
 from .refusal import Coming, refusal
-from .searching import Search
+from .searching import FIRST, Search, soon
 from .settings import Offload, Placement, Settings, differentiated
 from .survey import Survey
 from .tier import Tier
 
 # Bytes reserved for PyTorch's own allocations around a step: random states, views, tokens of a few bytes.
 RESERVE = 64 << 10
-# A plan that may be slower than any other by at most this share is not improved.
-_CLOSE = 0.005
 # Bytes that no graph holds.
 _MUCH = 1 << 50
-# The most seconds that a step waits for a plan, if another will follow.
-_FIRST = 0.25
 _LOSS = "loss outside of the model"
 _KEPT = "what the loss outside of the model keeps"
 
@@ -537,7 +533,7 @@ class Step:
             graph = around(graph, between, grown)
         if room is not None and self.loss.is_guess and graph_peak(graph) + between > room:
             # A loss that was never counted may take more than the guess. The smallest plan leaves the most for it.
-            least = search(graph, None, min(self.settings.deadline, _FIRST))
+            least = search(graph, None, min(self.settings.deadline, FIRST))
             if least.peak <= room:
                 return made(least, is_provisional=True)
         leave = self._left(accumulated, holds, room, arguments, depth)
@@ -558,19 +554,9 @@ class Step:
         """What is found soon, and the search that goes on while steps run if more time may find a faster plan."""
         deadline = self.settings.deadline
         # With addresses, the first steps of each plan are recorded.
-        if room is None or deadline <= _FIRST or self.slab is not None or self.settings.planner != "auto":
+        if room is None or self.slab is not None or self.settings.planner != "auto":
             return search(graph, room, deadline), None
-        if (before := kept(graph, room, deadline, **search.keywords)) is not None:
-            return before, None
-        began = time.perf_counter()
-        try:
-            soon = search(graph, room, _FIRST)
-        except InfeasibleBudget:
-            return search(graph, room, deadline), None
-        has_ended = time.perf_counter() - began < _FIRST
-        if has_ended or soon.seconds - (soon.bound_seconds or soon.unplanned_seconds) <= _CLOSE * soon.seconds:
-            return soon, None
-        return soon, Search(lambda: search(graph, room, deadline), self)
+        return soon(search, graph, room, deadline, self)
 
     def _improved(self, plan: Plan, plans: list[Plan], room: int | None) -> Plan:
         """A plan of these, or the faster one that was found meanwhile, which takes its place."""
@@ -609,7 +595,7 @@ class Step:
         key = accumulated, holds, between
         if key not in self._ranges:
             graph, search = self._search(accumulated, holds, arguments)
-            seconds, most = min(self.settings.deadline, _FIRST), graph_peak(graph)
+            seconds, most = min(self.settings.deadline, FIRST), graph_peak(graph)
             # With so much between the passes, only what is held there matters; with the difference of the least that is
             # held there and at any time, both do.
             held_there, least = at_barrier(search(around(graph, most), None, seconds)), search(graph, None, seconds).peak

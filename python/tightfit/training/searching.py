@@ -6,14 +6,21 @@ finds is taken by the step that asked for it, between two passes.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import TightfitError
-from .planned import Held
+from ..errors import InfeasibleBudget, TightfitError
+from .planned import Held, kept
+
+# The most seconds that a step waits for a plan, if another may follow.
+FIRST = 0.25
+# A plan that may be slower than any other by at most this share is not improved.
+CLOSE = 0.005
 
 _turn = threading.Lock()
 
@@ -54,3 +61,20 @@ class Search:
     def wait(self) -> None:
         """Waits until it has ended."""
         self._thread.join()
+
+
+def soon(search: functools.partial[Held], graph: dict[str, Any], room: int, deadline: float, owner: Any) -> tuple[Held, Search | None]:
+    """The plan of a graph that is found soon, and the search that goes on if more time may find a faster one."""
+    if deadline <= FIRST:
+        return search(graph, room, deadline), None
+    if (before := kept(graph, room, deadline, **search.keywords)) is not None:
+        return before, None
+    began = time.perf_counter()
+    try:
+        first = search(graph, room, FIRST)
+    except InfeasibleBudget:
+        return search(graph, room, deadline), None
+    has_ended = time.perf_counter() - began < FIRST
+    if has_ended or first.seconds - (first.bound_seconds or first.unplanned_seconds) <= CLOSE * first.seconds:
+        return first, None
+    return first, Search(lambda: search(graph, room, deadline), owner)

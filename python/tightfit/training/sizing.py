@@ -9,29 +9,26 @@ another size: each is of a plan that was made.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import sympy
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
-from torch.utils._sympy.functions import Mod
 
 from .. import extents, notebook
 from ..errors import CompileError, InfeasibleBudget, OptionError
 from .backend import Backend
+from .bracketing import Search, Tried
 from .budget import Budget, budget_of
-from .costs import costed
-from .execution import Step
 from .compiling import trains
+from .costs import costed
 from .joint import Joint, document
 from .joint import largest as largest_call
 from .optimizer_state import state_bytes
 from .planned import Below, Held, held
-from .reading import reads_outside
+from .ranges import Captured, Captures
 from .settings import planner_named, seconds, too_few
 from .studying import predicted_for, studied
 from .varying import Varying
@@ -47,36 +44,6 @@ _DEADLINE = 0.25
 _LONGER = 4
 # The most seconds of a search for the plan that holds the least, which says where to look next.
 _BRIEF = 0.1
-# The largest size that is asked for.
-_MOST = 1 << 24
-# The most captures of one model.
-_CAPTURES = 8
-# The largest factor by which a size that fits is exceeded.
-_GROWTH = 4
-
-
-@dataclass(frozen=True)
-class Tried:
-    """A size, and the plan for it: the bytes that a step holds, all that the budget counts included; the predicted seconds
-    of a step, of one without a plan, and those that no plan beats; the number of recomputed calls; and samples, or steps
-    along the length, per second. Without a plan they are `None`, and no plan needs less bytes than `needed`: if that is not
-    more than the budget, it is not proven that the size does not fit. `smallest` bytes are known to suffice, if that was
-    asked."""
-
-    size: int
-    peak: int | None = None
-    needed: int = 0
-    smallest: int | None = None
-    seconds: float | None = None
-    unplanned_seconds: float | None = None
-    bound_seconds: float | None = None
-    recomputed: int | None = None
-    per_second: float | None = None
-
-    @property
-    def fits(self) -> bool:
-        """Whether there is a plan for it."""
-        return self.peak is not None
 
 
 @dataclass(frozen=True)
@@ -142,13 +109,13 @@ def largest(model: nn.Module, batch: Any, budget: int | str | Budget, *, optimiz
     machine = predicted_for(model, batch, machine)
     given = _given(batch, axis)
 
-    def capture(size: int) -> _Captured:
+    def capture(size: int) -> Captured:
         resized = _resized(batch, axis, size)
         with torch.enable_grad():
             backend = studied(model, resized, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory,
                               dimension=_DIMENSIONS[axis], by="tightfit.largest")
         run = backend.runs[-1]
-        return _Captured(backend, run, run.symbols if isinstance(run, Varying) else frozenset(), size, unread=_unread(backend))
+        return Captured(backend, run, run.symbols if isinstance(run, Varying) else frozenset(), size, _unread(backend, axis, size))
 
     first = capture(given)
     if not first.symbols:
@@ -158,8 +125,8 @@ def largest(model: nn.Module, batch: Any, budget: int | str | Budget, *, optimiz
     if optimizer is not None:
         trains(optimizer, model)
         beside += state_bytes(optimizer, model.parameters())
-    search = _Search(functools.partial(_tried, _Captures(capture, first), room, beside, machine, limit, known, _none), room, first.grid(given))
-    return _found(search, given, axis, type(model).__name__)
+    question = _Asked(Captures(capture, first), room, beside, limit, known, machine)
+    return _found(Search(question.tried, room, first.grid(given)), given, axis, type(model).__name__)
 
 
 def largest_of(backend: Backend, known: Mapping[str, int]) -> Largest:
@@ -187,27 +154,14 @@ def largest_of(backend: Backend, known: Mapping[str, int]) -> Largest:
     room = backend.ledger.budget.bytes
     if room is None:
         raise OptionError('budget="min" has no largest batch')
-    captured = _Captured(backend, varying, symbols[axis], 0, fixed=fixed)
+    captured = Captured(backend, varying, symbols[axis], fixed=fixed)
     given = max(step.joint.extent_along(_DIMENSIONS[axis]) for step in varying.steps.values())
-    search = _Search(functools.partial(_tried, _Captures(None, captured), room, sum(backend.ledger.others().values()), None,
-                                       min(backend.settings.deadline, _DEADLINE), backend.settings.planner,
-                                       functools.partial(_accumulated, backend.model)), room, captured.grid(given))
-    return _found(search, given, axis, backend.name)
+    question = _Asked(Captures(None, captured), room, sum(backend.ledger.others().values()), min(backend.settings.deadline, _DEADLINE),
+                      backend.settings.planner, model=backend.model)
+    return _found(Search(question.tried, room, captured.grid(given)), given, axis, backend.name)
 
 
-def _none(_: Joint) -> frozenset[int]:
-    """No gradients exist when a step begins."""
-    return frozenset()
-
-
-def _accumulated(model: nn.Module | None, joint: Joint) -> frozenset[int]:
-    """The arguments of a graph whose gradients exist."""
-    there = {name for name, parameter in ([] if model is None else model.named_parameters()) if parameter.grad is not None}
-    return frozenset(index for index, argument in enumerate(joint.arguments)
-                     if argument.is_parameter and joint.gradients[index] is not None and argument.name in there)
-
-
-def _found(search: _Search, given: int, axis: str, name: str) -> Largest:
+def _found(search: Search, given: int, axis: str, name: str) -> Largest:
     """What a search finds that begins with the given size."""
     search.look(given, is_near=True)
     if given in search.barred:
@@ -232,201 +186,66 @@ def _found(search: _Search, given: int, axis: str, name: str) -> Largest:
                    is_limit or (above is not None and above.needed > room), name)
 
 
-@dataclass
-class _Captured:
-    """A graph in which `symbols` stand for one size; others that vary have `fixed` sizes. Without symbols it is the graph for
-    the one size `at`. The backend keeps what was captured; `unread` are bytes of the batch that the graph does not read."""
+@dataclass(frozen=True)
+class _Asked:
+    """What is asked of each size: a plan within `room` bytes, of which `beside` are held by others, by the `planner` within
+    `deadline` seconds, with times that are measured or predicted for the `machine`. Gradients of `model` that exist count."""
 
-    backend: Backend
-    run: Varying | Step
-    symbols: frozenset[sympy.Symbol]
-    at: int
-    unread: int = 0
-    fixed: Mapping[sympy.Symbol, int] = field(default_factory=dict)
+    captures: Captures
+    room: int
+    beside: int
+    deadline: float
+    planner: str
+    machine: str | None = None
+    model: nn.Module | None = None
 
-    @property
-    def upper(self) -> int:
-        """The largest size that it allows."""
-        ranges = [self.run.environment.var_to_range[symbol].upper for symbol in self.symbols]
-        return min((int(upper) if upper.is_Integer else _MOST for upper in ranges), default=self.at)
-
-    def known(self, size: int) -> dict[sympy.Symbol, int]:
-        """The symbols at a size."""
-        return {**self.fixed, **dict.fromkeys(self.symbols, size)}
-
-    def allows(self, size: int) -> bool:
-        """Whether what was assumed of the symbols holds for a size."""
-        if not self.symbols:
-            return size == self.at
-        known = {symbol: sympy.Integer(each) for symbol, each in self.known(size).items()}
-        ranges = self.run.environment.var_to_range
-        return all(bool(ranges[symbol].lower <= each <= ranges[symbol].upper) for symbol, each in known.items()) and \
-            all(guard.expr.xreplace(known) is not sympy.false for guard in self.run.environment.guards)
-
-    def step(self, size: int) -> Step:
-        """The step at a size that it allows."""
-        return self.run.at(self.run.sizes_at(self.known(size))) if self.symbols else self.run
-
-    def grid(self, given: int) -> int:
-        """The number of which the model takes multiples, as far as its graph shows it, beginning with a size that it took."""
-        found = 1
-        for rest in {part for guard in self.run.environment.guards for part in guard.expr.atoms(sympy.Mod, Mod)}:
-            (factor, of), divisor = rest.args[0].as_coeff_Mul(), rest.args[1]
-            if of in self.symbols and divisor.is_Integer and factor.is_Integer:
-                found = math.lcm(found, int(divisor) // math.gcd(int(factor), int(divisor)))
-        return found if given % found == 0 else 1
-
-
-class _Captures:
-    """The captures of a model: PyTorch chooses other operators from some sizes on, and there the next one begins, if more may be
-    made."""
-
-    def __init__(self, capture: Callable[[int], _Captured] | None, first: _Captured) -> None:
-        self._capture = capture
-        self._known = [first]
-        # Sizes at which the model cannot be captured.
-        self._failed: set[int] = set()
-
-    def step(self, size: int) -> tuple[Step, int] | None:
-        """The step at a size, and the bytes of the batch that it does not read there; `None` if there is none, as where
-        positions have a table. Raises `_TooMany` if that is not known."""
-        while (found := next((one for one in self._known if one.allows(size)), None)) is None:
-            at = self._border(size)
-            # What lies between two sizes that fail is not tried.
-            if self._capture is None or at in self._failed or min(self._failed, default=size) < size < max(self._failed, default=0):
-                return None
-            if len(self._known) + len(self._failed) >= _CAPTURES:
-                raise _TooMany
-            try:
-                self._known.append(self._capture(at))
-            except CompileError:
-                self._failed.add(at)
+    def tried(self, size: int, is_near: bool) -> Tried | None:
+        """A size, with its plan; `None` if the model does not take it. If it `is_near` the largest one, the bytes that
+        suffice for it are of interest."""
+        found = self.captures.step(size)
+        if found is None:
+            return None
+        step, unread = found
+        beside = self.beside + step.outside + step.reserve + unread
+        # A call's results may lie where its inputs were.
+        if (needed := largest_call(step.joint) // 2 + beside) > self.room:
+            return Tried(size, needed=needed)
+        graph = document(step.joint, step.name, accumulated=self._accumulated(step.joint), between=step.loss.memory.between)
+        if self.machine is None:
+            graph = costed(graph, step.device).document
+        below = None if step.tier is None else Below(step.tier.size, *step.tier.rates)
+        search = functools.partial(held, graph, machine=self.machine, below=below, planner=self.planner)
         try:
-            step = found.step(size)
-            return None if reads_outside(step.joint.module.graph) else (step, found.unread * size // max(found.at, 1))
-        except (CompileError, RuntimeError, ValueError, LookupError, TypeError):
-            return None
+            plan = self._plan(search, max(self.room - beside, 1))
+        except InfeasibleBudget as error:
+            return Tried(size, needed=error.needed + beside, smallest=error.smallest + beside)
+        smallest = min(search(None, min(self.deadline, _BRIEF)).peak, plan.peak) + beside if is_near else None
+        return Tried(size, plan.peak + beside, 0, smallest, plan.seconds, plan.unplanned_seconds, plan.bound_seconds,
+                     plan.recomputed, size / plan.seconds)
 
-    def _border(self, size: int) -> int:
-        """The size to capture next on the way to this one."""
-        uppers = [one.upper for one in self._known]
-        return max(uppers) + 1 if max(uppers) < size and max(uppers) + 1 not in self._failed else size
+    def _plan(self, search: Callable[[int, float], Held], room: int) -> Held:
+        """A plan within the room; where none is found and none is excluded, the search is repeated with more time."""
+        try:
+            return search(room, self.deadline)
+        except InfeasibleBudget as error:
+            if error.needed > room:
+                raise
+        return search(room, _LONGER * self.deadline)
 
-
-class _TooMany(Exception):
-    """More captures than there may be would be needed to know."""
-
-
-class _Search:
-    """The search for the largest size that fits, of multiples of `grid`: where a line through two peaks says first, then around
-    that."""
-
-    def __init__(self, try_: Callable[[int, bool], Tried | None], room: int, grid: int = 1) -> None:
-        self._try = try_
-        self.room = room
-        self.grid = grid
-        self.tried: dict[int, Tried] = {}
-        # Sizes that the model does not take, and those of which that is not known.
-        self.barred: set[int] = set()
-        self.unknown: set[int] = set()
-
-    def look(self, size: int, *, is_near: bool = False) -> bool:
-        """Whether a size fits."""
-        if size not in self.tried and size not in self.barred | self.unknown:
-            try:
-                found = self._try(size, is_near)
-            except _TooMany:
-                self.unknown.add(size)
-                return False
-            if found is None:
-                self.barred.add(size)
-            else:
-                self.tried[size] = found
-        return size in self.tried and self.tried[size].fits
-
-    def run(self, given: int) -> int | None:
-        """The largest size that fits, beginning with this one; `None` if none does."""
-        grid = self.grid
-        # Below `floor` are sizes that are too small for the model.
-        low, high, at, floor = 0, _MOST // grid, given // grid, -(-extents.LEAST // grid)
-        while low + 1 < high and floor <= at < high:
-            before = high - low
-            # One size may be missing among others.
-            place = at + 1 if at * grid in self.barred and at + 1 < high else at
-            if self.look(place * grid, is_near=True):
-                low = max(low, place)
-            elif low == 0 and place * grid in self.barred:
-                floor = place + 1
-            elif place * grid in self.barred and place == at and at + 1 < high:
-                continue
-            else:
-                high = min(high, at)
-            at = max(self._next(low, high, floor, is_slow=high - low > before // 2), floor)
-        return low * grid or None
-
-    def _next(self, low: int, high: int, floor: int, *, is_slow: bool) -> int:
-        """What to try next, between what fits and what does not. If the last one left more than half of the interval, it is
-        halved now."""
-        if low == 0:
-            return (floor + high) // 2 if high > floor else high
-        guess = self._guess(low)
-        if high == _MOST // self.grid:
-            return min(max(guess or 0, 2 * low if guess is None else low + max(low // 16, 1)), _GROWTH * low, high - 1)
-        if guess is None or is_slow:
-            guess = math.isqrt(low * high)
-        return min(max(guess, low + 1), high - 1)
-
-    def _guess(self, low: int) -> int | None:
-        """The size for which the room would just suffice, by a line through two that are close."""
-        found = [one for one in self.tried.values() if one.smallest is not None]
-        known = [(one.size, one.smallest) for one in sorted(found, key=lambda one: abs(one.smallest - self.room))][:2]
-        known.sort()
-        if len(known) < 2 or known[1][1] <= known[0][1]:
-            return None
-        (one, least), (other, more) = known
-        return max(low, (one + int((self.room - least) * (other - one) / (more - least))) // self.grid)
+    def _accumulated(self, joint: Joint) -> frozenset[int]:
+        """The arguments of a graph whose gradients exist."""
+        parameters = [] if self.model is None else self.model.named_parameters()
+        there = {name for name, parameter in parameters if parameter.grad is not None}
+        return frozenset(index for index, argument in enumerate(joint.arguments)
+                         if argument.is_parameter and joint.gradients[index] is not None and argument.name in there)
 
 
-def _tried(captures: _Captures, room: int, beside: int, machine: str | None, limit: float, planner: str,
-           accumulated: Callable[[Joint], frozenset[int]], size: int, is_near: bool) -> Tried | None:
-    """A size, with its plan; `None` if the model does not take it. If it `is_near` the largest one, the bytes that suffice for
-    it are of interest."""
-    found = captures.step(size)
-    if found is None:
-        return None
-    step, unread = found
-    beside += step.outside + step.reserve + unread
-    # A call's results may lie where its inputs were.
-    if (needed := largest_call(step.joint) // 2 + beside) > room:
-        return Tried(size, needed=needed)
-    graph = document(step.joint, step.name, accumulated=accumulated(step.joint), between=step.loss.memory.between)
-    if machine is None:
-        graph = costed(graph, step.device).document
-    below = None if step.tier is None else Below(step.tier.size, *step.tier.rates)
-    search = functools.partial(held, graph, machine=machine, below=below, planner=planner)
-    try:
-        found = _searched(search, max(room - beside, 1), limit)
-    except InfeasibleBudget as error:
-        return Tried(size, needed=error.needed + beside, smallest=error.smallest + beside)
-    smallest = min(search(None, min(limit, _BRIEF)).peak, found.peak) + beside if is_near else None
-    return Tried(size, found.peak + beside, 0, smallest, found.seconds, found.unplanned_seconds, found.bound_seconds,
-                 found.recomputed, size / found.seconds)
-
-
-def _unread(backend: Backend) -> int:
-    """Bytes of the batch that was captured which the graph does not read."""
+def _unread(backend: Backend, axis: str, size: int) -> tuple[int, int]:
+    """Bytes of the batch of this size which the graph does not read: for each step along the axis, and others."""
     tensors = [leaf for leaf in pytree.tree_leaves(backend.ledger.given) if isinstance(leaf, torch.Tensor)]
-    return sum(tensor.nbytes for tensor in tensors if tensor.untyped_storage()._cdata not in backend.ledger.read)
-
-
-def _searched(search: Callable[[int, float], Held], room: int, limit: float) -> Held:
-    """A plan within the room; where none is found and none is excluded, the search is repeated with more time."""
-    try:
-        return search(room, limit)
-    except InfeasibleBudget as error:
-        if error.needed > room:
-            raise
-    return search(room, _LONGER * limit)
+    unread = [tensor for tensor in tensors if tensor.untyped_storage()._cdata not in backend.ledger.read]
+    along = sum(tensor.nbytes // size for tensor in _tensors(unread, axis))
+    return along, sum(tensor.nbytes for tensor in unread) - along * size
 
 
 def _tensors(batch: Any, axis: str) -> list[torch.Tensor]:

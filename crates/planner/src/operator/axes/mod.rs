@@ -68,13 +68,6 @@ pub struct Axis {
     pub outputs: Vec<Part>,
 }
 
-impl Axis {
-    /// Whether parts of all outputs are made: then no sum has another order.
-    pub fn keeps_order(&self) -> bool {
-        self.outputs.iter().all(|part| matches!(part, Part::Rows(_)))
-    }
-}
-
 /// The axes of a call.
 pub type Axes = fn(&TypedCall<'_>) -> Result<Vec<Axis>, Unsuited>;
 
