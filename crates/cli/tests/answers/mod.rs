@@ -1,5 +1,5 @@
 //! Answers that stay as they are when code is moved, renamed or rewritten: plans, smallest budgets,
-//! tiers, micro-batches, stages, ranks, and plans without addresses, each with limited work and no
+//! tiers, micro-batches, stages, and plans without addresses, each with limited work and no
 //! deadline. Invariant: `corpus/answers.jsonl` has a line for each case: the request, its main
 //! figures, and a hash of the whole answer, including the file of the plan.
 //!
@@ -22,23 +22,9 @@ use tightfit_testing::either;
 use crate::program::{corpus, folder, run};
 
 const RECORDED: &str = "answers.jsonl";
-/// Members that are measured, or computed by kernels that may round differently elsewhere; and the
-/// words of a refusal.
-const LEFT_OUT: [&str; 13] = [
-    "building_seconds",
-    "error",
-    "first_seconds",
-    "high_water_bytes",
-    "loss",
-    "planning_seconds",
-    "process_peak_bytes",
-    "seconds",
-    "search_seconds",
-    "step_seconds",
-    "validation_accuracy",
-    "validation_loss",
-    "waiting_seconds",
-];
+/// Members that are measured, and the words of a refusal.
+const LEFT_OUT: [&str; 5] =
+    ["building_seconds", "error", "planning_seconds", "search_seconds", "seconds"];
 /// The most informative members of an answer.
 const FIGURES: [&str; 6] = [
     "peak_bytes",
@@ -52,7 +38,7 @@ const FIGURES: [&str; 6] = [
 #[test]
 fn answers_are_as_recorded() {
     let all = cases::cases();
-    assert_eq!(all.len(), 600);
+    assert_eq!(all.len(), 588);
     let asked: Vec<&String> = all.iter().step_by(either(10, 1)).collect();
     let answers = in_parallel(&asked);
     let path = corpus().join(RECORDED);
@@ -124,27 +110,23 @@ fn asked_of_the_program(case: &str) -> (i32, Value, Option<Vec<u8>>) {
     let folder = folder();
     let verb = case.split(' ').next().unwrap();
     let output = if verb == "plan" { " -o FOLDER/plan.json" } else { "" };
-    let is_here = case.contains("corpus/steps") && !case.contains("--machine");
-    let threads = if is_here { " --threads 2" } else { "" };
-    let ran = run(folder.path(), &format!("{case}{output}{threads} --json"));
+    let ran = run(folder.path(), &format!("{case}{output} --json"));
     let lines = ran.stdout.lines().chain(ran.stderr.lines());
     let mut answers = lines.filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let mut answer = answers.rfind(|line| line.get("format").is_some()).unwrap();
-    strip(&mut answer, verb == "train");
+    strip(&mut answer);
     let plan = std::fs::read(folder.path().join("plan.json")).ok();
     (ran.code.unwrap(), answer, plan)
 }
 
-/// Removes what is measured. A plan's seconds are predicted, those of training are not.
-fn strip(answer: &mut Value, trained: bool) {
+/// Removes what is measured. The seconds of steps are predicted.
+fn strip(answer: &mut Value) {
     match answer {
         Value::Object(members) => {
-            members.retain(|name, _| {
-                !LEFT_OUT.contains(&name.as_str()) || name == "step_seconds" && !trained
-            });
-            members.values_mut().for_each(|value| strip(value, trained));
+            members.retain(|name, _| !LEFT_OUT.contains(&name.as_str()));
+            members.values_mut().for_each(strip);
         }
-        Value::Array(values) => values.iter_mut().for_each(|value| strip(value, trained)),
+        Value::Array(values) => values.iter_mut().for_each(strip),
         _ => {}
     }
 }
