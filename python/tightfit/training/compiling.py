@@ -82,7 +82,8 @@ def compile(
     A model that returns a loss has its other outputs detached, which saves the memory of their gradients; with
     `differentiable_outputs=True` they are not. `deadline` is how long the search for a plan may take: seconds, or text
     such as `"500ms"`. Steps run by a plan that was found in a quarter of a second while it goes on, unless addresses are
-    planned or Inductor runs the plan.
+    planned or Inductor runs the plan. Where nothing is found and nothing proves that nothing fits, it is repeated with up
+    to two seconds before the budget is refused.
 
     With `fused=True` Inductor runs the plan's partition with fused kernels. Gradients are equal up to rounding, and
     **the budget is no guarantee**: it only decides what is saved. The first steps are measured (`measured_peak` of

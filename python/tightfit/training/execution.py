@@ -38,7 +38,7 @@ from .loss import Loss
 from .nest import NONE, Demand, Range
 from .planned import Below, Held, apart, around, code, graph_peak, held, with_loss
 from .refusal import Coming, refusal
-from .searching import FIRST, Search, soon
+from .searching import FIRST, Search, patiently, soon
 from .settings import Offload, Placement, Settings, differentiated
 from .survey import Survey
 from .tier import Tier
@@ -555,7 +555,7 @@ class Step:
         deadline = self.settings.deadline
         # With addresses, the first steps of each plan are recorded.
         if room is None or self.slab is not None or self.settings.planner != "auto":
-            return search(graph, room, deadline), None
+            return patiently(functools.partial(search, graph, room), room, deadline), None
         return soon(search, graph, room, deadline, self)
 
     def _improved(self, plan: Plan, plans: list[Plan], room: int | None) -> Plan:

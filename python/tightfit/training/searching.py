@@ -19,6 +19,9 @@ from .planned import Held, kept
 
 # The most seconds that a step waits for a plan, if another may follow.
 FIRST = 0.25
+# How much longer a search is repeated that found nothing, although something may fit; and the most seconds of that.
+LONGER = 4
+PATIENCE = 2.0
 # A plan that may be slower than any other by at most this share is not improved.
 CLOSE = 0.005
 
@@ -63,17 +66,28 @@ class Search:
         self._thread.join()
 
 
+def patiently(find: Callable[[float], Held], room: int | None, deadline: float) -> Held:
+    """The plan that is found within so many seconds. Where none is found within the room and none is excluded, the search is
+    repeated with more time before it is refused."""
+    try:
+        return find(deadline)
+    except InfeasibleBudget as error:
+        if room is None or error.needed > room or deadline >= PATIENCE:
+            raise
+    return find(min(LONGER * deadline, PATIENCE))
+
+
 def soon(search: functools.partial[Held], graph: dict[str, Any], room: int, deadline: float, owner: Any) -> tuple[Held, Search | None]:
     """The plan of a graph that is found soon, and the search that goes on if more time may find a faster one."""
     if deadline <= FIRST:
-        return search(graph, room, deadline), None
+        return patiently(functools.partial(search, graph, room), room, deadline), None
     if (before := kept(graph, room, deadline, **search.keywords)) is not None:
         return before, None
     began = time.perf_counter()
     try:
         first = search(graph, room, FIRST)
     except InfeasibleBudget:
-        return search(graph, room, deadline), None
+        return patiently(functools.partial(search, graph, room), room, deadline), None
     has_ended = time.perf_counter() - began < FIRST
     if has_ended or first.seconds - (first.bound_seconds or first.unplanned_seconds) <= CLOSE * first.seconds:
         return first, None

@@ -9,7 +9,7 @@ another size: each is of a plan that was made.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,8 +27,9 @@ from .costs import costed
 from .joint import Joint, document
 from .joint import largest as largest_call
 from .optimizer_state import state_bytes
-from .planned import Below, Held, held
+from .planned import Below, held
 from .ranges import Captured, Captures
+from .searching import patiently
 from .settings import planner_named, seconds, too_few
 from .studying import predicted_for, studied
 from .varying import Varying
@@ -40,8 +41,6 @@ _NAMES = {"batch": "batch size", "length": "length"}
 _SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4)
 # The most seconds of the search for a size's plan, unless told.
 _DEADLINE = 0.25
-# How much longer the search is repeated where it found nothing.
-_LONGER = 4
 # The most seconds of a search for the plan that holds the least, which says where to look next.
 _BRIEF = 0.1
 
@@ -216,21 +215,13 @@ class _Asked:
         below = None if step.tier is None else Below(step.tier.size, *step.tier.rates)
         search = functools.partial(held, graph, machine=self.machine, below=below, planner=self.planner)
         try:
-            plan = self._plan(search, max(self.room - beside, 1))
+            room = max(self.room - beside, 1)
+            plan = patiently(functools.partial(search, room), room, self.deadline)
         except InfeasibleBudget as error:
             return Tried(size, needed=error.needed + beside, smallest=error.smallest + beside)
         smallest = min(search(None, min(self.deadline, _BRIEF)).peak, plan.peak) + beside if is_near else None
         return Tried(size, plan.peak + beside, 0, smallest, plan.seconds, plan.unplanned_seconds, plan.bound_seconds,
                      plan.recomputed, size / plan.seconds)
-
-    def _plan(self, search: Callable[[int, float], Held], room: int) -> Held:
-        """A plan within the room; where none is found and none is excluded, the search is repeated with more time."""
-        try:
-            return search(room, self.deadline)
-        except InfeasibleBudget as error:
-            if error.needed > room:
-                raise
-        return search(room, _LONGER * self.deadline)
 
     def _accumulated(self, joint: Joint) -> frozenset[int]:
         """The arguments of a graph whose gradients exist."""
