@@ -24,6 +24,13 @@ class Graph:
         """Bytes of parameters, optimizer state and batch."""
     def unplanned_peak(self, machine: str | None = None, *, threads: int | None = None) -> int:
         """The most bytes that the step holds as captured, with nothing recomputed."""
+    def at(self, *, batch: int | None = None, length: int | None = None) -> Graph:
+        """The same step with a batch of another size: of `batch` samples, each of this `length`. Every shape, and every
+        number in a call that follows from the batch's size, is another; seconds that were measured are left out. Raises
+        `OptionError` where it is not known what the step would be, and says at which node."""
+    def difference(self, other: Graph) -> str | None:
+        """The first difference from another graph of the same step, node by node, in words; `None` if there is none.
+        Names, origins and measured seconds do not count."""
 
 @final
 class Held:

@@ -17,15 +17,17 @@ from torch.utils import _pytree as pytree
 
 from . import given
 from .artifacts import write_all
-from .batch import ordered, pair
+from .batch import ordered, pair, resized
 from .capture import capture
-from .errors import ExportError
+from .errors import ExportError, OptionError
 from .executable import check_model, packed
+from .extents import LEAST
 from .fold import fold
 from .graph import producer, to_gzip, to_json
 from .measure import measured
 from .memoryless import is_memoryless, made_fake
 from .optimizer import resolve
+from .planning import read_graph
 from .simplify import simplify
 from .step_json import REST, WEIGHTS, Initialisation, check_batch, data_entry, document, recipes, state_dict_of
 from .translate import translate
@@ -48,6 +50,7 @@ def export(
     provenance: dict[str, Any] | None = None,
     execute: bool = True,
     measure: bool = False,
+    check_size: int | None = None,
     device: str | torch.device | None = None,
 ) -> dict[str, torch.Tensor]:
     """Writes one training step of `model` under the loss `loss_fn(model(inputs), targets)`.
@@ -84,6 +87,10 @@ def export(
     PyTorch's fused updates, one parameter each. A warning names the calls that cannot be run this way; they have no
     seconds, and the planner predicts them.
 
+    With `check_size=N` the step is captured once more, with a batch of *N* samples, and compared node by node with what
+    `Graph.at(batch=N)` makes of the training graph: that plans for other batches can be made from the file is then not
+    only derived, but seen. Raises `ExportError` at the first difference.
+
     Returns the tensors that the graph reads and the model does not have, by their names in the graph: buffers of the
     loss (`loss.weight`), and constants that the forward pass creates (`constant.…`). `arguments` takes them; most
     models have none.
@@ -101,6 +108,8 @@ def export(
         given.text(option, called)
     for option, called in ((execute, "execute"), (measure, "measure")):
         given.flag(option, called)
+    if check_size is not None:
+        given.whole(check_size, "check_size", least=LEAST)
     path = given.path(out, "out")
     chosen = resolve(optimizer, learning_rate, model, execute=execute)
     batch = _apart(ordered(pair(example_batch)))
@@ -112,6 +121,10 @@ def export(
             raise ExportError(f"out={path.name!r}; with execute=False name one file ending in .json or .json.gz")
         graph, tensors = _graph(traced, loss_fn, batch, name, chosen, training=True, execute=False,
                                 on_cuda=where.type == "cuda")
+        if check_size is not None:
+            other = _graph(traced, loss_fn, resized(batch, 0, check_size), name, chosen, training=True, execute=False,
+                           on_cuda=where.type == "cuda")
+            _compare(graph, other[0], check_size)
         if measure:
             graph = measured(graph, where)
         write_all({path: to_json(graph).encode() if path.name.endswith(".json") else to_gzip(graph)})
@@ -126,6 +139,8 @@ def export(
     check_batch(entry, batch, "example_batch")
     check_batch(entry, evaluation, "evaluation_batch")
     train, tensors = _graph(traced, loss_fn, batch, name, chosen, training=True)
+    if check_size is not None:
+        _compare(train, _graph(traced, loss_fn, resized(batch, 0, check_size), name, chosen, training=True)[0], check_size)
     files: dict[Path, Any] = {path / "train.json.gz": packed(train)}
     evaluate, more = _graph(traced, loss_fn, evaluation, f"{name}-eval", None, training=False)
     files[path / "eval.json.gz"] = packed(evaluate)
@@ -138,6 +153,16 @@ def export(
     files |= {file: writing(held) for file, held in stored.items() if held}
     write_all(files, stale=tuple(file for file, held in stored.items() if not held))
     return _foreign(train, tensors, model)
+
+
+def _compare(graph: dict[str, Any], captured: dict[str, Any], size: int) -> None:
+    """Refuses a graph that is not, at another batch size, what was captured there."""
+    try:
+        difference = read_graph(graph).at(batch=size).difference(read_graph(captured))
+    except OptionError as error:
+        raise ExportError(f"check_size={size}: {error}") from error
+    if difference is not None:
+        raise ExportError(f"with a batch of {size} the step is not what follows from the captured one: {difference}")
 
 
 def _foreign(graph: dict[str, Any], tensors: dict[str, torch.Tensor], model: nn.Module) -> dict[str, torch.Tensor]:

@@ -63,6 +63,13 @@ def text(given: Any, name: str) -> str:
     return given
 
 
+def whole(given: Any, name: str, *, least: int) -> int:
+    """A whole number."""
+    if isinstance(given, bool) or not isinstance(given, int) or given < least:
+        raise OptionError(f"{name}={given!r} is no whole number from {least} on")
+    return given
+
+
 def size(given: Any, name: str, *, or_else: str = "") -> int:
     """A number of bytes, from an `int` or text with a unit."""
     advice = (f"{name}={given!r} is no number of bytes from 0 to 2**60; write an int, or text such as \"6GiB\" or "

@@ -10,29 +10,44 @@ buffer for the backward pass whose size only the kernel knows.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 aten = torch.ops.aten
 
-_LAYERS = [
-    overload for packet in (aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu) for overload in (packet.input, packet.data)
-]
+_PACKETS = (aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu)
+_LAYERS = [overload for packet in _PACKETS for overload in (packet.input, packet.data)]
+_NAMES = frozenset(packet.__name__ for packet in _PACKETS)
 _KEYS = (torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd)
+
+
+class _Unfused(TorchFunctionMode):
+    """Recurrent layers do not use the fused kernel. Others keep theirs: the layout of a convolution depends on it."""
+
+    def __torch_function__(self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (),
+                           kwargs: Mapping[str, Any] | None = None) -> Any:
+        if getattr(func, "__name__", "") not in _NAMES:
+            return func(*args, **(kwargs or {}))
+        fused = torch._C._get_mkldnn_enabled()
+        torch._C._set_mkldnn_enabled(False)
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            torch._C._set_mkldnn_enabled(fused)
 
 
 @contextlib.contextmanager
 def composed() -> Iterator[None]:
     """Within it, recurrent layers are traced through C++."""
     kernels = [(layer, key, layer.py_kernels.pop(key)) for layer in _LAYERS for key in _KEYS if key in layer.py_kernels]
-    fused = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
     _forget()
     try:
-        yield
+        with _Unfused():
+            yield
     finally:
-        torch._C._set_mkldnn_enabled(fused)
         for layer, key, kernel in kernels:
             layer.py_kernels[key] = kernel
         _forget()

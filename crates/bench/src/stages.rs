@@ -14,7 +14,7 @@ use tightfit::pipeline::{PipelineSchedule, layers};
 use tightfit::profile::Profile;
 use tightfit::staged::PlannedStages;
 use tightfit::units::{Bytes, Seconds};
-use tightfit_cli::accumulation::Accumulation;
+use tightfit_cli::batches::Batches;
 use tightfit_cli::effort::{Search, clock};
 use tightfit_cli::exit_code::ExitCode;
 use tightfit_cli::failure::Result;
@@ -172,7 +172,7 @@ fn by_tensors(graph: &Graph, machine: &Machine, budget: Bytes) -> Result<Option<
     let task = Task {
         devices: DEVICES,
         budget: Budget::Absolute(budget),
-        accumulation: Accumulation::of_so_many(MICRO_BATCHES),
+        batches: Batches::of_micro_batches(MICRO_BATCHES),
         link: Some(LINK),
         state: Some(STATE),
         schedule: None,

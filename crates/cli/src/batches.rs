@@ -1,16 +1,28 @@
-//! How many micro-batches make one update. Invariant: planning, checking and running a step with
-//! the same number of them refer to the same graph.
+//! The batches of an update: how large each is, and how many there are. Invariant: planning,
+//! checking and running a step with the same options refer to the same graph.
 
 use clap::Args;
 use tightfit::graph::Graph;
 use tightfit::pipeline::{PipelineError, accumulate};
+use tightfit::sizes::{Dimension, LEAST, SizeError, Sizes};
+use tightfit_engine::Step;
+
+use crate::failure::Result;
 
 /// Micro-batches with which every kind of call occurs: more need not be tried.
 const TRIED: u32 = 2;
 
-/// Gradient accumulation, as it is given on the command line.
+/// The batches of an update, as they are given on the command line.
 #[derive(Args, Clone, Copy)]
-pub struct Accumulation {
+pub struct Batches {
+    /// Samples in a batch, where the step was captured with others: the graph is written again for
+    /// that many
+    #[arg(long = "batch", value_name = "N", value_parser = clap::value_parser!(u64).range(LEAST..))]
+    samples: Option<u64>,
+    /// Elements of a sample along the second dimension of the batch, such as words, where the step
+    /// was captured with others
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(LEAST..))]
+    length: Option<u64>,
     /// Micro-batches of an update: each is one batch of the step, and the update takes the means of
     /// their gradients
     #[arg(
@@ -22,22 +34,54 @@ pub struct Accumulation {
     micro_batches: u32,
 }
 
-impl Default for Accumulation {
-    /// One micro-batch, the whole batch.
-    fn default() -> Accumulation {
-        Accumulation { micro_batches: 1 }
+impl Default for Batches {
+    /// One batch, as captured.
+    fn default() -> Batches {
+        Batches::of_micro_batches(1)
     }
 }
 
-impl Accumulation {
-    /// This many micro-batches.
-    pub fn of_so_many(micro_batches: u32) -> Accumulation {
-        Accumulation { micro_batches }
+impl Batches {
+    /// This many micro-batches, each as captured.
+    pub fn of_micro_batches(micro_batches: u32) -> Batches {
+        Batches { samples: None, length: None, micro_batches }
     }
 
-    /// The step made of that many micro-batches.
-    pub fn of(self, graph: Graph) -> Result<Graph, PipelineError> {
+    /// One batch with this many samples, each of this length; where `None` is given, as captured.
+    pub fn of_size(samples: Option<u64>, length: Option<u64>) -> Batches {
+        Batches { samples, length, micro_batches: 1 }
+    }
+
+    /// These batches, with the sizes of `later` where it has some.
+    pub fn then(self, later: Batches) -> Batches {
+        let (samples, length) = (later.samples.or(self.samples), later.length.or(self.length));
+        Batches { samples, length, ..self }
+    }
+
+    /// The step made of these batches.
+    pub fn of(self, graph: Graph) -> Result<Graph> {
+        Ok(self.accumulated(self.sized(graph)?)?)
+    }
+
+    /// The step made of as many micro-batches, each as the graph has it.
+    pub fn accumulated(self, graph: Graph) -> Result<Graph, PipelineError> {
         if self.micro_batches == 1 { Ok(graph) } else { accumulate(&graph, self.micro_batches) }
+    }
+
+    /// The step of one of these batches.
+    pub fn sized(self, mut graph: Graph) -> Result<Graph, SizeError> {
+        for (dimension, size) in self.sizes() {
+            graph = Sizes::along(&graph, dimension)?.at(size)?;
+        }
+        Ok(graph)
+    }
+
+    /// The same of a step that can be trained.
+    pub fn sized_step(self, mut step: Step) -> Result<Step, SizeError> {
+        for (dimension, size) in self.sizes() {
+            step = step.resized(dimension, size)?;
+        }
+        Ok(step)
     }
 
     /// The number of micro-batches.
@@ -45,13 +89,22 @@ impl Accumulation {
         self.micro_batches
     }
 
-    /// The fewest micro-batches whose step has every call that the requested number has.
-    pub fn tried(self) -> u32 {
-        self.micro_batches.min(TRIED)
+    /// The options for the fewest micro-batches whose step has every call that the requested number
+    /// has.
+    pub fn tried(self) -> Vec<String> {
+        let sizes = self.sizes().map(|(dimension, size)| (dimension.name(), size));
+        let all = sizes.chain([("microbatches", u64::from(self.micro_batches.min(TRIED)))]);
+        all.flat_map(|(name, number)| [format!("--{name}"), number.to_string()]).collect()
     }
 
     /// The fraction of the step that those are.
     pub fn share_tried(self) -> f64 {
-        f64::from(self.tried()) / f64::from(self.micro_batches)
+        f64::from(self.micro_batches.min(TRIED)) / f64::from(self.micro_batches)
+    }
+
+    /// The dimensions along which the step is to have another size.
+    fn sizes(self) -> impl Iterator<Item = (Dimension, u64)> {
+        let all = [(Dimension::Batch, self.samples), (Dimension::Length, self.length)];
+        all.into_iter().filter_map(|(dimension, size)| Some((dimension, size?)))
     }
 }

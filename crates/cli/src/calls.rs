@@ -13,7 +13,7 @@ use tightfit::profile::{CallSeconds, CallSecondsError, Profile};
 use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::{Budget, VERSION, process};
 
-use crate::accumulation::Accumulation;
+use crate::batches::Batches;
 use crate::source::Source;
 use crate::{exit_code, interrupt, output, processor, program};
 
@@ -43,8 +43,8 @@ pub struct Subject<'a> {
     pub planner: Planner,
     /// Its tier, as it was written.
     pub tier: Option<&'a str>,
-    /// Its micro-batches.
-    pub accumulation: Accumulation,
+    /// Its batches.
+    pub batches: Batches,
 }
 
 /// Times of calls on a machine that are known without measuring.
@@ -75,7 +75,7 @@ pub fn of_step(
         return table;
     }
     let whole = Profile::new(graph, machine).total(&graph.compute_nodes());
-    let step = Seconds(whole.0 * subject.accumulation.share_tried());
+    let step = Seconds(whole.0 * subject.batches.share_tried());
     if step.0 > LONGEST.0 {
         note!(
             "note: a step takes about {:.0} s, too long to try it; predicted from the processor's \
@@ -134,7 +134,7 @@ fn measure(graph: &Graph, machine: &Machine, subject: &Subject<'_>) -> Option<Ca
 fn attempt(machine: &Machine, subject: &Subject<'_>, budget: &str) -> Option<Output> {
     let mut command = program::command().ok()?;
     command.arg("calibrate").arg(subject.folder).args(["--budget", budget, "--json"]);
-    command.args(["--microbatches", &subject.accumulation.tried().to_string()]);
+    command.args(subject.batches.tried());
     command.args(["--threads", &machine.threads.to_string(), "--planner", subject.planner.name()]);
     subject.source.pass_on(&mut command);
     command.args(subject.tier.into_iter().flat_map(|tier| ["--tier", tier]));

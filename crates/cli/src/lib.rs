@@ -11,8 +11,8 @@
 #[macro_use]
 pub mod output;
 
-pub mod accumulation;
 mod alike;
+pub mod batches;
 pub mod calls;
 mod conclusion;
 pub mod effort;

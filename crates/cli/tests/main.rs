@@ -7,6 +7,7 @@ mod program;
 mod analyze;
 mod answers;
 #[cfg(target_os = "linux")] // other shells limit a process otherwise
+mod batches;
 mod bounded_reading;
 mod capuchin;
 mod completions;

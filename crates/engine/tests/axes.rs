@@ -1,6 +1,7 @@
 //! The axes of each operator, tried on PyTorch's own outputs: a golden call is made for consecutive
 //! parts of an axis, and what its parts give is joined, or added up. Invariant: along every axis of
-//! the table this is PyTorch's output, and along every other dimension it is not.
+//! the table that can be divided this is PyTorch's output, and along every other dimension it is
+//! not; with more or fewer steps along any axis, outputs have more or fewer elements where it lies.
 //!
 //! Tier: quick, 6 s.
 
@@ -9,7 +10,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use safetensors::SafeTensors;
 use tightfit::graph::{self, Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::id::{NodeId, StorageId, ValueId};
-use tightfit::operator::{Along, Axis, Kind, Operator, Part, TypedCall, Types};
+use tightfit::operator::{Along, Axis, Kind, Linear, Operator, Part, TypedCall, Types};
 use tightfit::tensor::{Argument, DType, TensorType};
 use tightfit::units::Bytes;
 use tightfit_engine::StepSettings;
@@ -39,23 +40,25 @@ struct Tensor {
 }
 
 impl Tensor {
-    /// From `start`, `count` elements of a dimension.
-    fn narrowed(&self, dim: usize, start: u64, count: u64) -> Tensor {
-        let inner = self.dtype.size() * self.shape[dim + 1..].iter().product::<u64>();
-        let row = (self.shape[dim] * inner) as usize;
-        let part = (start * inner) as usize..((start + count) * inner) as usize;
+    /// From step `start` of an axis, `count` steps.
+    fn narrowed(&self, along: Along, start: u64, count: u64) -> Tensor {
+        let Along { dim, extent: Linear { outer, block, .. } } = along;
+        let step = block * self.dtype.size() * self.shape[dim + 1..].iter().product::<u64>();
+        let row = (self.shape[dim] / outer / block * step) as usize;
+        let part = (start * step) as usize..((start + count) * step) as usize;
         let bytes = if row == 0 {
             Vec::new()
         } else {
             self.bytes.chunks(row).flat_map(|row| row[part.clone()].to_vec()).collect()
         };
         let mut shape = self.shape.clone();
-        shape[dim] = count;
+        shape[dim] = outer * count * block;
         Tensor { shape, dtype: self.dtype, bytes }
     }
 
-    /// Several tensors along a dimension; `None` if their other extents differ.
-    fn joined(parts: &[Tensor], dim: usize) -> Option<Tensor> {
+    /// Several tensors along an axis that is repeated `outer` times in dimension `dim`; `None` if
+    /// their other extents differ.
+    fn joined(parts: &[Tensor], dim: usize, outer: u64) -> Option<Tensor> {
         let first = parts.first()?;
         let others = |tensor: &Tensor| {
             let mut shape = tensor.shape.clone();
@@ -65,7 +68,7 @@ impl Tensor {
         if parts.iter().any(|part| others(part).as_ref() != Some(&shape)) {
             return None;
         }
-        let outer: u64 = first.shape[..dim].iter().product();
+        let outer = outer * first.shape[..dim].iter().product::<u64>();
         let mut bytes = Vec::new();
         for row in 0..outer as usize {
             for part in parts {
@@ -242,32 +245,49 @@ impl Golden<'_> {
             .collect())
     }
 
+    /// The tensors among the arguments that lie along an axis.
+    fn members(&self, axis: &Axis) -> HashMap<ValueId, Along> {
+        let node = &self.graph.nodes()[self.node];
+        let mut found = HashMap::new();
+        for (argument, along) in node.args.iter().zip(&axis.arguments) {
+            for (value, along) in argument.values().into_iter().zip(along.iter().cycle()) {
+                found.insert(value, *along);
+            }
+        }
+        for (name, along) in &axis.keywords {
+            let (_, argument) = node.kwargs.iter().find(|(other, _)| other == name).unwrap();
+            found.insert(argument.values()[0], *along);
+        }
+        found
+    }
+
     /// The call for the part of an axis that begins at `start` and has `count` steps.
     fn part(&self, axis: &Axis, start: u64, count: u64) -> Result<Vec<Option<Tensor>>, String> {
         let node = &self.graph.nodes()[self.node];
         let mut tensors: HashMap<ValueId, Tensor> =
             node.inputs.iter().map(|&value| (value, self.tensor(value))).collect();
-        let mut narrowed: HashMap<ValueId, Along> = HashMap::new();
-        for (argument, along) in node.args.iter().zip(&axis.arguments) {
-            for (value, along) in argument.values().into_iter().zip(along.iter().cycle()) {
-                narrowed.insert(value, *along);
-            }
-        }
-        for (name, along) in &axis.keywords {
-            let (_, argument) = node.kwargs.iter().find(|(other, _)| other == name).unwrap();
-            narrowed.insert(argument.values()[0], *along);
-        }
-        for (value, along) in narrowed {
+        for (value, along) in self.members(axis) {
             let whole = &tensors[&value];
-            tensors
-                .insert(value, whole.narrowed(along.dim, start * along.block, count * along.block));
+            tensors.insert(value, whole.narrowed(along, start, count));
         }
-        let mut args = node.args.clone();
-        for literal in &axis.literals {
-            let Argument::List(list) = &mut args[literal.argument] else { panic!("no list") };
-            list[literal.item] = Argument::Int((count * literal.block) as i64);
+        self.made(&with_literals(&node.args, axis, count), &tensors)
+    }
+
+    /// The shapes of the outputs if an axis has `extent` steps, from the types of the arguments.
+    fn shapes(&self, axis: &Axis, extent: u64) -> Result<Vec<Vec<u64>>, String> {
+        let node = &self.graph.nodes()[self.node];
+        let typed = |value: &ValueId| (*value, self.graph.values()[*value].tensor.clone());
+        let mut types: HashMap<ValueId, TensorType> = node.inputs.iter().map(typed).collect();
+        for (value, along) in self.members(axis) {
+            let tensor = types.get_mut(&value).unwrap();
+            tensor.shape[along.dim] = along.extent.at(extent).unwrap();
+            (tensor.contiguous, tensor.strides) = (true, None);
         }
-        self.made(&args, &tensors)
+        let args = with_literals(&node.args, axis, extent);
+        let (kwargs, outputs) = (&node.kwargs, &node.outputs);
+        let call = TypedCall { args: &args, kwargs, outputs, types: &Typed(types) };
+        let derived = (self.operator.row().outputs)(&call).map_err(|error| error.to_string())?;
+        Ok(derived.into_iter().map(|output| output.shape).collect())
     }
 
     /// PyTorch's outputs; of a view, the elements that it shows.
@@ -279,6 +299,19 @@ impl Golden<'_> {
         }
         node.outputs.iter().map(|output| output.map(|value| self.tensor(value))).collect()
     }
+}
+
+/// The arguments of a call with `count` steps along an axis.
+fn with_literals(args: &[Argument], axis: &Axis, count: u64) -> Vec<Argument> {
+    let mut args = args.to_vec();
+    for literal in &axis.literals {
+        let number = Argument::Int(literal.extent.at(count).unwrap() as i64);
+        match (&mut args[literal.argument], literal.item) {
+            (Argument::List(items), Some(item)) => items[item] = number,
+            (argument, _) => *argument = number,
+        }
+    }
+    args
 }
 
 /// Calls `check` for every golden call of an operator of the table, with its name.
@@ -337,13 +370,14 @@ fn assembled(golden: &Golden<'_>, axis: &Axis, division: &[u64]) -> Result<f64, 
         let found = match part {
             Part::Rows(along) => {
                 for (part, count) in of.iter().zip(division) {
-                    if part.shape.get(along.dim) != Some(&(count * along.block)) {
+                    if part.shape.get(along.dim).copied() != along.extent.at(*count) {
                         return Err(format!("a part of {:?}", part.shape));
                     }
                 }
-                Tensor::joined(&of, along.dim)
+                Tensor::joined(&of, along.dim, along.extent.outer)
             }
             Part::Terms => Tensor::added(&of),
+            Part::Whole => return Err("an output that no part helps to make".into()),
         };
         worst = worst.max(found.ok_or("the parts do not fit")?.error(&whole));
     }
@@ -355,7 +389,7 @@ fn along_every_axis_parts_make_the_whole() {
     let (mut failures, mut tried, mut operators) = (Vec::new(), 0, HashSet::new());
     for_each(|name, golden| {
         let axes = (golden.operator.row().axes)(&golden.call()).unwrap();
-        for axis in axes {
+        for axis in axes.into_iter().filter(|axis| axis.divides) {
             operators.insert(golden.operator);
             for division in divisions(axis.extent) {
                 tried += 1;
@@ -369,7 +403,7 @@ fn along_every_axis_parts_make_the_whole() {
     let shown =
         failures.iter().step_by(1 + failures.len() / 20).cloned().collect::<Vec<_>>().join("\n");
     assert!(failures.is_empty(), "{} of {tried} failed:\n{shown}", failures.len());
-    // Drawn for whole tensors, of ranks, or with a start that moves; the mean of a part is no term.
+    // Drawn or counted as a whole, or of ranks; the mean of a part is no term.
     let others = [
         "aten.scalar_tensor.default",
         "aten.arange.start_step",
@@ -393,7 +427,7 @@ fn differs(golden: &Golden<'_>, parts: &[Vec<Option<Tensor>>]) -> bool {
     golden.expected().into_iter().enumerate().any(|(index, whole)| {
         let Some(whole) = whole else { return false };
         let of: Vec<Tensor> = parts.iter().map(|part| part[index].clone().unwrap()).collect();
-        let joined = (0..whole.shape.len()).filter_map(|dim| Tensor::joined(&of, dim));
+        let joined = (0..whole.shape.len()).filter_map(|dim| Tensor::joined(&of, dim, 1));
         let mut ways = joined.chain(Tensor::added(&of));
         ways.all(|found| found.error(&whole) > DIFFERENCE)
     })
@@ -410,21 +444,28 @@ fn along_every_other_dimension_they_do_not() {
             let [value] = argument.values()[..] else { continue };
             let shape = golden.tensor(value).shape;
             for (dim, &extent) in shape.iter().enumerate() {
-                let lies =
-                    |axis: &Axis| axis.arguments[position].is_some_and(|along| along.dim == dim);
+                let lies = |axis: &Axis| {
+                    let along = axis.arguments.get(position).copied().flatten();
+                    axis.divides && along.is_some_and(|along| along.dim == dim)
+                };
                 if extent < 2 || shape.contains(&0) || axes.iter().any(lies) {
                     continue;
                 }
                 // All tensors that have this extent there go along.
                 let along = |argument: &Argument| match argument.values()[..] {
                     [value] if golden.tensor(value).shape.get(dim) == Some(&extent) => {
-                        Some(Along { dim, block: 1 })
+                        Some(Along { dim, extent: Linear::ONE })
                     }
                     _ => None,
                 };
-                let (arguments, outputs) = (node.args.iter().map(along).collect(), Vec::new());
-                let axis =
-                    Axis { extent, arguments, keywords: Vec::new(), literals: Vec::new(), outputs };
+                let axis = Axis {
+                    extent,
+                    divides: true,
+                    arguments: node.args.iter().map(along).collect(),
+                    keywords: Vec::new(),
+                    literals: Vec::new(),
+                    outputs: Vec::new(),
+                };
                 tried += 1;
                 let parts = |first: u64| -> Result<Vec<_>, String> {
                     Ok(vec![
@@ -448,4 +489,31 @@ fn along_every_other_dimension_they_do_not() {
         alike.is_empty(),
         "parts along these dimensions of these arguments make the whole: {alike:?}"
     );
+}
+
+#[test]
+fn outputs_grow_and_shrink_with_every_axis() {
+    let (mut failures, mut tried) = (Vec::new(), 0);
+    for_each(|name, golden| {
+        let axes = (golden.operator.row().axes)(&golden.call()).unwrap();
+        for axis in &axes {
+            let before = golden.shapes(axis, axis.extent).unwrap();
+            for extent in [axis.extent - 1, axis.extent + 1, 3 * axis.extent] {
+                tried += 1;
+                let mut followed = before.clone();
+                for (shape, part) in followed.iter_mut().zip(&axis.outputs) {
+                    if let Part::Rows(along) = part {
+                        shape[along.dim] = along.extent.at(extent).unwrap();
+                    }
+                }
+                let found = golden.shapes(axis, extent);
+                if found.as_ref() != Ok(&followed) {
+                    failures.push(format!("{name}, {extent} steps along {axis:?}: {found:?}"));
+                }
+            }
+        }
+    });
+    let shown =
+        failures.iter().step_by(1 + failures.len() / 20).cloned().collect::<Vec<_>>().join("\n");
+    assert!(failures.is_empty(), "{} of {tried} failed:\n{shown}", failures.len());
 }

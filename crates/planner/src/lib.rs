@@ -184,6 +184,7 @@ pub mod profile;
 pub mod reading;
 pub mod schedule;
 pub mod sharded;
+pub mod sizes;
 pub mod staged;
 pub mod tensor;
 pub mod timeline;

@@ -12,6 +12,7 @@ mod plan;
 mod profile;
 mod schedule;
 mod sharded;
+mod sizes;
 
 /// What several of them share.
 mod fixtures {

@@ -14,7 +14,6 @@ use tightfit::plan::Planner;
 use tightfit::profile::Profile;
 use tightfit::schedule;
 use tightfit::units::{Bytes, Seconds};
-use tightfit_cli::accumulation::Accumulation;
 use tightfit_cli::calls::{self, Costs};
 use tightfit_cli::effort::Limits;
 use tightfit_cli::figures::Figures;
@@ -265,7 +264,7 @@ pub fn fit(
                     budget: &budget.0,
                     planner: search.planner,
                     tier: on.tier(),
-                    accumulation: Accumulation::default(),
+                    batches: subject.batches,
                 };
                 let seconds = calls::of_step(&subject.graph, &machine, Costs { roofline }, &tried);
                 Profile::measured(&subject.graph, &machine, &seconds)

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use tightfit::graph::{self, Graph};
 use tightfit::machine::Machine;
+use tightfit::sizes::difference;
+use tightfit_cli::batches::Batches;
 use tightfit_cli::failure::Result;
 use tightfit_cli::input::{self, OnMachine};
 
@@ -21,6 +23,8 @@ pub struct Subject {
     pub graph: Arc<Graph>,
     /// The step's folder, if it is a step that can be trained.
     pub folder: Option<PathBuf>,
+    /// The size of its batch, where that is not the captured one.
+    pub batches: Batches,
 }
 
 #[pymethods]
@@ -58,6 +62,23 @@ impl Subject {
             let unplanned = tightfit::unplanned(&self.graph, &profile)?;
             Ok(unplanned.timeline().peak.0)
         })
+    }
+
+    /// The same step with a batch of another size.
+    #[pyo3(signature = (*, batch = None, length = None))]
+    fn at(&self, py: Python<'_>, batch: Option<Whole>, length: Option<Whole>) -> PyResult<Subject> {
+        let number = |given: Option<Whole>| given.map(|given| given.0);
+        let asked = Batches::of_size(number(batch), number(length));
+        attended(py, |_| {
+            let graph = asked.sized(Graph::clone(&self.graph))?;
+            let batches = self.batches.then(asked);
+            Ok(Subject { graph: Arc::new(graph), folder: self.folder.clone(), batches })
+        })
+    }
+
+    /// The first difference from another graph, in words; `None` if both are planned alike.
+    fn difference(&self, other: &Subject) -> Option<String> {
+        Some(difference(&self.graph, &other.graph)?.to_string())
     }
 
     fn __repr__(&self) -> String {
@@ -103,7 +124,7 @@ impl GivenGraph {
                 (graph, is_step.then_some(path))
             }
         };
-        Ok(Subject { graph: Arc::new(graph), folder })
+        Ok(Subject { graph: Arc::new(graph), folder, batches: Batches::default() })
     }
 }
 

@@ -7,7 +7,7 @@ use tightfit::machine::Link;
 use tightfit::plan::SolverLimits;
 use tightfit::plan::modules::{ShardTask, ShardVariant};
 use tightfit::units::{Bytes, Seconds};
-use tightfit_cli::accumulation::Accumulation;
+use tightfit_cli::batches::Batches;
 use tightfit_cli::failure::Result;
 use tightfit_cli::input::{self, OnMachine, Statistics};
 use tightfit_cli::values;
@@ -199,7 +199,7 @@ pub fn stages(
         let task = pipelines::answer::Task {
             devices,
             budget: budget.0.parse()?,
-            accumulation: Accumulation::of_so_many(micro_batches),
+            batches: Batches::of_micro_batches(micro_batches),
             link,
             state,
             schedule,

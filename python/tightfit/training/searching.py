@@ -67,7 +67,7 @@ class Search:
 
 
 def patiently(find: Callable[[float], Held], room: int | None, deadline: float) -> Held:
-    """The plan that is found within so many seconds. Where none is found within the room and none is excluded, the search is
+    """The plan that is found within the deadline. Where none is found within the room and none is excluded, the search is
     repeated with more time before it is refused."""
     try:
         return find(deadline)

@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from .. import extents, notebook
+from ..batch import resized
 from ..errors import CompileError, InfeasibleBudget, OptionError
 from .backend import Backend
 from .bracketing import Search, Tried
@@ -109,9 +110,9 @@ def largest(model: nn.Module, batch: Any, budget: int | str | Budget, *, optimiz
     given = _given(batch, axis)
 
     def capture(size: int) -> Captured:
-        resized = _resized(batch, axis, size)
+        other = resized(batch, _DIMENSIONS[axis], size)
         with torch.enable_grad():
-            backend = studied(model, resized, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory,
+            backend = studied(model, other, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory,
                               dimension=_DIMENSIONS[axis], by="tightfit.largest")
         run = backend.runs[-1]
         return Captured(backend, run, run.symbols if isinstance(run, Varying) else frozenset(), size, _unread(backend, axis, size))
@@ -251,15 +252,3 @@ def _given(batch: Any, axis: str) -> int:
         raise OptionError(f"the {_NAMES[axis]} is {' and '.join(map(str, sizes)) or 'unknown'}; give a batch whose tensors have one "
                           f"{_NAMES[axis]} of {extents.LEAST} or more")
     return sizes[0]
-
-
-def _resized(batch: Any, axis: str, size: int) -> Any:
-    """A batch of another size; its values do not matter."""
-    dimension = _DIMENSIONS[axis]
-
-    def resized(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor) or leaf.dim() <= dimension or leaf.shape[dimension] == size:
-            return leaf
-        return leaf.new_zeros([*leaf.shape[:dimension], size, *leaf.shape[dimension + 1:]], requires_grad=leaf.requires_grad)
-
-    return pytree.tree_map(resized, batch)

@@ -28,7 +28,7 @@ use tightfit_engine::{
     Traffic, fit_placed, fit_step, process, weights,
 };
 
-use crate::accumulation::Accumulation;
+use crate::batches::Batches;
 use crate::calls::{self, Costs, Subject};
 use crate::effort::Limits;
 use crate::exit_code::ExitCode;
@@ -87,7 +87,7 @@ pub struct Arguments {
     #[arg(long, value_name = "N")]
     eval_every: Option<u32>,
     #[command(flatten)]
-    accumulation: Accumulation,
+    batches: Batches,
     #[command(flatten)]
     ranks: Ranks,
     /// Most validation batches of an evaluation; 0 for none
@@ -227,7 +227,7 @@ fn plan(
         budget: &arguments.budget,
         planner: arguments.planner,
         tier: arguments.tier.as_deref(),
-        accumulation: arguments.accumulation,
+        batches: arguments.batches,
     };
     let seconds = calls::of_step(&step.training, task.machine, arguments.costs, &subject);
     // The search of a small step takes as much memory as its run: memory that reading took is freed
@@ -249,7 +249,7 @@ fn plan(
 /// The step that is trained, and its data; nothing that the run writes is in the way.
 fn opened(arguments: &Arguments) -> Result<(Step, Dataset)> {
     let (step, data) = open(arguments)?;
-    let mut step = step.accumulated(arguments.accumulation.micro_batches())?;
+    let mut step = step.accumulated(arguments.batches.micro_batches())?;
     input::note_repeated_rows(&data, &step);
     Executable::admits(&step.training)?;
     distinct(arguments, &step)?;
@@ -282,7 +282,7 @@ fn distinct(arguments: &Arguments, step: &Step) -> Result<(), Replaced> {
 
 /// The step of one micro-batch and data that suit it, with the requested learning rate.
 fn open(arguments: &Arguments) -> Result<(Step, Dataset)> {
-    let mut step = Step::open(&arguments.step)?;
+    let mut step = arguments.batches.sized_step(Step::open(&arguments.step)?)?;
     let data = arguments.source.open(&step)?;
     input::suits(&data, &step)?;
     // A step that cannot be executed is refused before anything is measured or planned.

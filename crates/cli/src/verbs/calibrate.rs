@@ -13,7 +13,7 @@ use tightfit_engine::{
     Budget, Extent, FitTask, Session, Step, TierFolder, Traffic, fit_graph, process, trial,
 };
 
-use crate::accumulation::Accumulation;
+use crate::batches::Batches;
 use crate::calls::{self, TRIAL};
 use crate::effort::Limits;
 use crate::exit_code::ExitCode;
@@ -47,7 +47,7 @@ pub struct Arguments {
     #[arg(long, value_name = "DIR[:SIZE]", requires = "step")]
     tier: Option<String>,
     #[command(flatten)]
-    accumulation: Accumulation,
+    batches: Batches,
     /// Worker threads [default: all processors]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=MOST_THREADS))]
     threads: Option<u32>,
@@ -106,10 +106,10 @@ fn calibrate_calls(arguments: &Arguments, step: &Path) -> Result<ExitCode> {
 /// calls, and the whole budget in bytes.
 fn try_step(arguments: &Arguments, folder: &Path) -> Result<(Machine, CallSeconds, Bytes)> {
     let budget: Budget = arguments.budget.parse()?;
-    let step = Step::open(folder)?;
+    let step = arguments.batches.sized_step(Step::open(folder)?)?;
     let mut data = arguments.source.open(&step)?;
     input::suits(&data, &step)?;
-    let step = step.accumulated(arguments.accumulation.micro_batches())?;
+    let step = step.accumulated(arguments.batches.micro_batches())?;
     let tier = arguments.tier.as_deref().map(Folder::parse).transpose()?;
     let has_tier = tier.is_some();
     let mut machine =

@@ -13,7 +13,7 @@ use tightfit::timeline::Timeline;
 use tightfit::units::Bytes;
 use tightfit_engine::{Budget, BudgetError, Reserve, reserve};
 
-use crate::accumulation::Accumulation;
+use crate::batches::Batches;
 use crate::exit_code::ExitCode;
 use crate::failure::{Context, Failure, Result};
 use crate::figures::{Moves, overhead};
@@ -35,7 +35,7 @@ pub struct Arguments {
     #[arg(long, allow_hyphen_values = true)]
     budget: Option<String>,
     #[command(flatten)]
-    accumulation: Accumulation,
+    batches: Batches,
     #[command(flatten)]
     on: OnTiers,
     /// Print the result as JSON
@@ -124,7 +124,7 @@ impl Legal {
 pub fn check(arguments: &Arguments) -> Result<ExitCode> {
     let budget = arguments.budget.as_deref().map(str::parse).transpose()?;
     let (graph, is_step) = input::graph(&arguments.graph)?;
-    let graph = arguments.accumulation.of(graph)?;
+    let graph = arguments.batches.of(graph)?;
     let machine = arguments.on.machine(is_step)?;
     let schedule = input::plan(&arguments.plan, &graph)?;
     let legal = judge(&graph, &machine, &schedule, budget)?;

@@ -10,7 +10,7 @@ use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::units::Seconds;
 
-use crate::accumulation::Accumulation;
+use crate::batches::Batches;
 use crate::effort::Search;
 use crate::exit_code::ExitCode;
 use crate::failure::Result;
@@ -42,7 +42,7 @@ pub struct Arguments {
     #[command(flatten)]
     search: Search,
     #[command(flatten)]
-    accumulation: Accumulation,
+    batches: Batches,
     #[command(flatten)]
     on: OnTiers,
     /// Draw time over budget, with the bound below it, into this SVG file
@@ -60,7 +60,7 @@ pub fn pareto(arguments: &Arguments) -> Result<ExitCode> {
     }
     let (graph, is_step) = input::graph(&arguments.graph)?;
     places::distinct(&[("--svg", arguments.svg.as_ref())], &input::files(&arguments.graph)?)?;
-    let graph = arguments.accumulation.of(graph)?;
+    let graph = arguments.batches.of(graph)?;
     let machine = arguments.on.machine(is_step)?;
     interrupt::listen();
     let profile = input::profile(&graph, &machine);

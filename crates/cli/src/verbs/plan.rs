@@ -23,7 +23,7 @@ use tightfit::units::{Bytes, Seconds};
 use tightfit::{BoundOrder, schedule};
 use tightfit_engine::{Budget, FitTask, FittedGraph, fit_graph};
 
-use crate::accumulation::Accumulation;
+use crate::batches::Batches;
 use crate::calls::{self, Costs, Subject};
 use crate::effort::Search;
 use crate::exit_code::ExitCode;
@@ -63,7 +63,7 @@ pub struct Arguments {
     #[command(flatten)]
     costs: Costs,
     #[command(flatten)]
-    accumulation: Accumulation,
+    batches: Batches,
     #[command(flatten)]
     on: OnTiers,
     /// Write the result here; - is standard output
@@ -128,7 +128,7 @@ pub fn plan(arguments: &Arguments) -> Result<ExitCode> {
     }
     let (graph, is_step) = input::graph(&arguments.graph)?;
     let start = Instant::now();
-    let graph = arguments.accumulation.of(graph)?;
+    let graph = arguments.batches.of(graph)?;
     let building = start.elapsed().as_secs_f64();
     let results = [("--output", arguments.output.as_ref()), ("--svg", arguments.svg.as_ref())];
     places::distinct(&results, &input::files(&arguments.graph)?)?;
@@ -140,7 +140,7 @@ pub fn plan(arguments: &Arguments) -> Result<ExitCode> {
         budget: &arguments.budget,
         planner: arguments.search.planner,
         tier: arguments.on.tier(),
-        accumulation: arguments.accumulation,
+        batches: arguments.batches,
     };
     let profile = match is_step {
         true => Profile::measured(
@@ -266,14 +266,10 @@ impl Answer<'_> {
     fn print(&self, budget: Budget, deadline: Seconds) -> output::Printed {
         let &Answer { arguments, graph, machine, planned, .. } = self;
         output::heading(format_args!("{} on {}", graph.name(), machine.name))?;
-        if arguments.accumulation.micro_batches() > 1 {
+        if arguments.batches.micro_batches() > 1 {
             row!(
                 "update",
-                output::several(
-                    arguments.accumulation.micro_batches() as usize,
-                    "micro-batch",
-                    "es"
-                ),
+                output::several(arguments.batches.micro_batches() as usize, "micro-batch", "es"),
                 "as one graph, built in {:.0} ms",
                 self.building * 1e3
             )?;

@@ -15,7 +15,7 @@ use tightfit_report::{
     page, stack_svg,
 };
 
-use crate::accumulation::Accumulation;
+use crate::batches::Batches;
 use crate::effort::Search;
 use crate::exit_code::ExitCode;
 use crate::failure::{Context, Result};
@@ -63,7 +63,7 @@ pub struct Arguments {
     #[command(flatten)]
     search: Search,
     #[command(flatten)]
-    accumulation: Accumulation,
+    batches: Batches,
     #[command(flatten)]
     on: OnTiers,
 }
@@ -190,7 +190,7 @@ pub fn report(arguments: &Arguments) -> Result<ExitCode> {
     let mut sources = input::files(&arguments.graph)?;
     sources.extend(arguments.plan.iter().cloned());
     places::distinct(&[("--output", Some(&arguments.output))], &sources)?;
-    let graph = arguments.accumulation.of(graph)?;
+    let graph = arguments.batches.of(graph)?;
     let machine = arguments.on.machine(is_step)?;
     let stem = |path: &PathBuf| path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
     let alike = |path: &PathBuf| arguments.plan.iter().filter(|&o| stem(o) == stem(path)).count();

@@ -17,7 +17,7 @@ use tightfit_report::pipeline_svg;
 
 use answer::{Task, answer};
 
-use crate::accumulation::Accumulation;
+use crate::batches::Batches;
 use crate::effort::Search;
 use crate::exit_code::ExitCode;
 use crate::failure::Result;
@@ -44,7 +44,7 @@ pub struct Arguments {
     #[arg(long, allow_hyphen_values = true)]
     budget: String,
     #[command(flatten)]
-    accumulation: Accumulation,
+    batches: Batches,
     /// Bytes a second from one device to another, and how long the first of them takes, as in
     /// 50GB/s,10us [default: as fast as the machine's memory]
     #[arg(long, value_name = "BW[,LAT]", value_parser = link)]
@@ -118,6 +118,7 @@ pub fn stages(arguments: &Arguments) -> Result<ExitCode> {
         output::writable(path)?;
     }
     let (graph, is_step) = input::graph(&arguments.graph)?;
+    let graph = arguments.batches.sized(graph)?;
     let results = [
         ("--csv", arguments.csv.as_ref()),
         ("--output", arguments.output.as_ref()),
@@ -129,7 +130,7 @@ pub fn stages(arguments: &Arguments) -> Result<ExitCode> {
     let task = Task {
         devices: arguments.devices,
         budget,
-        accumulation: arguments.accumulation,
+        batches: arguments.batches,
         link: arguments.link,
         state: arguments.state,
         schedule: arguments.schedule,
@@ -159,7 +160,7 @@ pub fn stages(arguments: &Arguments) -> Result<ExitCode> {
     match arguments.json {
         true => output::answer(answer.json(best))?,
         false => {
-            let micro_batches = arguments.accumulation.micro_batches();
+            let micro_batches = arguments.batches.micro_batches();
             answer.show(best, &machine.name, micro_batches)?;
             written.tell()?
         }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use tightfit_report::{Course, Trace};
 
-use crate::accumulation::Accumulation;
+use crate::batches::Batches;
 use crate::exit_code::ExitCode;
 use crate::failure::Result;
 use crate::input::{self, OnTiers};
@@ -31,7 +31,7 @@ pub struct Arguments {
     #[arg(short, long)]
     output: PathBuf,
     #[command(flatten)]
-    accumulation: Accumulation,
+    batches: Batches,
     #[command(flatten)]
     on: OnTiers,
 }
@@ -42,7 +42,7 @@ pub fn trace(arguments: &Arguments) -> Result<ExitCode> {
     let (graph, is_step) = input::graph(&arguments.graph)?;
     let sources = input::files_with(&arguments.graph, arguments.plan.as_deref())?;
     places::distinct(&[("--output", Some(&arguments.output))], &sources)?;
-    let graph = arguments.accumulation.of(graph)?;
+    let graph = arguments.batches.of(graph)?;
     let machine = arguments.on.machine(is_step)?;
     let profile = input::profile(&graph, &machine);
     let (schedule, timeline) = match &arguments.plan {

@@ -11,6 +11,7 @@ use tightfit::pipeline::{
     Division, Leeway, Message, PipelineError, Ranks, Rows, accumulate, follow, name_of, ranks,
 };
 use tightfit::sharded::ShardingError;
+use tightfit::sizes::{Dimension, SizeError, Sizes};
 
 use crate::step::{Part, Step};
 use crate::transport::Route;
@@ -60,6 +61,23 @@ pub enum NotDivided {
 }
 
 impl Step {
+    /// The step whose batch has another size. Along the length, batches of the evaluation have it
+    /// too; how many samples they have is their own matter.
+    ///
+    /// # Errors
+    /// [`SizeError`] if it is not known what the step would be.
+    pub fn resized(mut self, dimension: Dimension, size: u64) -> Result<Step, SizeError> {
+        let at = |graph: &Graph| Sizes::along(graph, dimension)?.at(size);
+        self.training = at(&self.training)?;
+        if dimension == Dimension::Length {
+            self.evaluation = self.evaluation.as_ref().map(at).transpose()?;
+        }
+        self.data = self.data.resized(dimension, size);
+        self.part = Part::whole(&self.training);
+        self.evaluation_part = self.evaluation.as_ref().map(Part::whole).unwrap_or_default();
+        Ok(self)
+    }
+
     /// The step of this many micro-batches, on one device.
     ///
     /// # Errors

@@ -8,6 +8,7 @@ use tightfit::exit::coded;
 use tightfit::graph::Graph;
 use tightfit::graph::limits::MOST_OF_AN_EVENT;
 use tightfit::reading::Bounded;
+use tightfit::sizes::Dimension;
 
 /// How a parameter is initialised.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -139,6 +140,21 @@ impl DataSpec {
     pub fn file(&self) -> &String {
         let (DataSpec::Bytes { file, .. } | DataSpec::Table { file, .. }) = self;
         file
+    }
+}
+
+impl DataSpec {
+    /// The same with batches of another size.
+    pub fn resized(mut self, dimension: Dimension, size: u64) -> DataSpec {
+        let size = usize::try_from(size).unwrap_or(usize::MAX);
+        match (&mut self, dimension) {
+            (DataSpec::Bytes { batch, .. } | DataSpec::Table { batch, .. }, Dimension::Batch) => {
+                *batch = size;
+            }
+            (DataSpec::Bytes { window, .. }, Dimension::Length) => *window = size,
+            (DataSpec::Table { features, .. }, Dimension::Length) => *features = size,
+        }
+        self
     }
 }
 

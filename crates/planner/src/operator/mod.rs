@@ -27,7 +27,7 @@ mod table;
 mod view;
 
 pub use attention::QUERY_BLOCK;
-pub use axes::{Along, Axes, Axis, Literal, Part};
+pub use axes::{Along, Axes, Axis, Linear, Literal, Part};
 pub use call::{TypedCall, Types, Unsuited, to_torch};
 pub use cost::{Cost, Product, Workers};
 pub use output::{Derive, Output, Place};
@@ -74,6 +74,13 @@ pub enum Kind {
     Update,
     /// Computes nothing: its outputs lie in its input's storage.
     View,
+}
+
+/// What is known of the axes of calls of `name`, an operator of the table or another one.
+pub fn axes_of(name: &str) -> Option<Axes> {
+    Operator::from_name(name)
+        .map(|operator| operator.row().axes)
+        .or_else(|| axes::foreign_rule(name))
 }
 
 impl Operator {

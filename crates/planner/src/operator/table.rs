@@ -185,7 +185,7 @@ operators! {
     ScalarTensor "aten.scalar_tensor.default" schema::SCALAR_TENSOR:
         movement::scalar, axes::whole, [ANY] [] MOVES, Pure;
     ArangeStartStep "aten.arange.start_step" schema::ARANGE:
-        movement::range, axes::whole, [ANY] [] MOVES, Pure;
+        movement::range, axes::counted, [ANY] [] MOVES, Pure;
     Clone "aten.clone.default" schema::CLONE:
         movement::converted, axes::elements, [ANY] [] MOVES, Pure;
     ToCopy "aten._to_copy.default" schema::TO_COPY:
@@ -206,7 +206,7 @@ operators! {
     Sum "aten.sum.default" schema::TOTAL:
         reduction::total, axes::totalled, [ANY] [] MOVES, Pure;
     Mean "aten.mean.default" schema::TOTAL:
-        reduction::total, axes::whole, [FLOAT] [] MOVES, Pure;
+        reduction::total, axes::averaged, [FLOAT] [] MOVES, Pure;
     MeanDims "aten.mean.dim" schema::SUM_DIMS:
         reduction::over_dims, axes::remaining, [FLOAT] [] SUM, Pure;
     Amax "aten.amax.default" schema::AMAX:
@@ -240,7 +240,7 @@ operators! {
         normalization::layer_norm_gradient, axes::layer_norm_gradient,
         [FLOAT] [] LAYER_NORM_GRADIENT, Pure;
     NativeDropout "aten.native_dropout.default" schema::DROPOUT:
-        normalization::dropout, axes::whole, [FLOAT] [] per_element::<3>(), Random;
+        normalization::dropout, axes::drawn::<2>, [FLOAT] [] per_element::<3>(), Random;
     NativeDropoutBackward "aten.native_dropout_backward.default" schema::DROPOUT_BACKWARD:
         normalization::dropout_gradient, axes::elements,
         [FLOAT, TRUTH] [0] per_element::<2>(), Pure;
@@ -282,7 +282,7 @@ operators! {
     Alias "aten.alias.default" schema::UNARY:
         view::alias, axes::elements, [ANY] [] MOVES, View;
     AsStrided "aten.as_strided.default" schema::AS_STRIDED:
-        view::as_strided, axes::whole, [ANY] [] MOVES, View;
+        view::as_strided, axes::restrided, [ANY] [] MOVES, View;
     Detach "aten.detach.default" schema::UNARY:
         view::alias, axes::elements, [ANY] [] MOVES, View;
     Expand "aten.expand.default" schema::EXPAND:

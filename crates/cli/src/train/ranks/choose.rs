@@ -42,7 +42,7 @@ pub fn choose(asked: &Asked<'_>, stages: u32) -> Result<Chosen> {
     };
     let model = LayeredModel { layers: &costs, ends: None, devices: &devices };
     let mut plans = Plans { asked, known: &known, layers: &layers };
-    let micro_batches = asked.arguments.accumulation.micro_batches();
+    let micro_batches = asked.arguments.batches.micro_batches();
     let candidates = model.candidates(&orders, micro_batches, &|| plans.time())?;
     let decided = model.decide(candidates, &mut plans);
     match (decided.planned.into_iter().next(), decided.refused) {
@@ -62,7 +62,7 @@ fn orders(asked: &Asked<'_>, stages: u32) -> Result<Vec<Order>, NotASchedule> {
     if let Some(schedule) = PipelineSchedule::from_name(name) {
         return Ok(vec![Order::Known(schedule)]);
     }
-    let rows = from_file(Path::new(name), stages, arguments.accumulation.micro_batches())?;
+    let rows = from_file(Path::new(name), stages, arguments.batches.micro_batches())?;
     Ok(vec![Order::Given { name: name.to_string(), rows }])
 }
 

@@ -64,7 +64,7 @@ impl Known {
     /// Measures calls, or takes their times from the cache.
     pub fn of(asked: &Asked<'_>) -> Result<Known> {
         let &Asked { arguments, step, budget, threads, .. } = asked;
-        let whole = step.clone().accumulated(arguments.accumulation.micro_batches())?;
+        let whole = step.clone().accumulated(arguments.batches.micro_batches())?;
         input::note_repeated_rows(asked.data, &whole);
         let machine = processor::machine_within(Some(threads), &whole.training, budget, false);
         let subject = Subject {
@@ -73,7 +73,7 @@ impl Known {
             budget: &arguments.budget,
             planner: arguments.planner,
             tier: None,
-            accumulation: arguments.accumulation,
+            batches: arguments.batches,
         };
         // The smallest budget of the whole step is not that of a rank, and a rank has no more
         // memory.

@@ -66,7 +66,7 @@ impl Greeting {
             ("--schedule", arguments.ranks.schedule.clone()),
             ("--planner", arguments.planner.name().to_string()),
             ("--reduce", arguments.ranks.reduce.to_string()),
-            ("--microbatches", arguments.accumulation.micro_batches().to_string()),
+            ("--microbatches", arguments.batches.micro_batches().to_string()),
             ("--steps", arguments.steps.to_string()),
             ("--lr", step.optimizer.learning_rate.to_string()),
             ("the seed", begins.seed.to_string()),

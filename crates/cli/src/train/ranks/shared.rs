@@ -15,7 +15,7 @@ use crate::failure::Result;
 
 /// Plans.
 pub fn choose(asked: &Asked<'_>, ranks: u32) -> Result<Chosen> {
-    let micro_batches = asked.arguments.accumulation.micro_batches();
+    let micro_batches = asked.arguments.batches.micro_batches();
     let reductions = match asked.arguments.ranks.reduce {
         Reduce::MicroBatch => Reductions::EachMicroBatch,
         Reduce::Update => Reductions::Once,

@@ -17,7 +17,7 @@ use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::{Budget, reserve, within_memory};
 
 use super::by_tensors::{ByTensors, Timer, room};
-use crate::accumulation::Accumulation;
+use crate::batches::Batches;
 use crate::effort::{Search, clock};
 use crate::failure::{Failure, Result};
 use crate::input;
@@ -32,8 +32,8 @@ pub struct Task {
     pub devices: u32,
     /// The budget of each.
     pub budget: Budget,
-    /// The micro-batches of an update.
-    pub accumulation: Accumulation,
+    /// The batches of an update.
+    pub batches: Batches,
     /// Bytes per second between devices, and the latency of the first; absent: as fast as memory.
     pub link: Option<(f64, Seconds)>,
     /// Bytes that each element of a parameter takes, in place of the graph's figure.
@@ -135,7 +135,7 @@ pub fn answer<'g>(
     let reserve = reserve(graph, machine);
     let peak = match task.budget {
         Budget::Share(_) => {
-            let whole = task.accumulation.of(graph.clone())?;
+            let whole = task.batches.accumulated(graph.clone())?;
             let profile = input::profile(&whole, machine);
             tightfit::unplanned(&whole, &profile)?.timeline().peak
         }
@@ -164,12 +164,12 @@ pub fn answer<'g>(
     let (found, unplanned) = (Vec::new(), Vec::new());
     let budget = bytes;
     let empty = Answer { graph, cut, costs, ends, found, unplanned, devices, budget, reserve };
-    match task.search.filter(|_| are_few(graph, task.accumulation)) {
+    match task.search.filter(|_| are_few(graph, task.batches)) {
         Some(search) => {
             let until = search.limits.deadline.map(|whole| Seconds(start.0 + whole.0));
             by_tensors(empty, machine, (task, search), &asked, (until, is_over))
         }
-        None => by_layers(empty, task.accumulation, &asked, is_over),
+        None => by_layers(empty, task.batches, &asked, is_over),
     }
 }
 
@@ -190,8 +190,8 @@ fn with_so_many_stages(
 }
 
 /// Whether calls are few enough to be planned one by one; says so if they are not.
-fn are_few(graph: &Graph, accumulation: Accumulation) -> bool {
-    let (calls, micro_batches) = (graph.compute_nodes().len(), accumulation.micro_batches());
+fn are_few(graph: &Graph, batches: Batches) -> bool {
+    let (calls, micro_batches) = (graph.compute_nodes().len(), batches.micro_batches());
     let are_few = calls as u64 * u64::from(micro_batches) <= MOST_CALLS;
     if !are_few {
         note!(
@@ -205,12 +205,12 @@ fn are_few(graph: &Graph, accumulation: Accumulation) -> bool {
 /// Plans in which whole layers are recomputed.
 fn by_layers<'g>(
     answer: Answer<'g>,
-    accumulation: Accumulation,
+    batches: Batches,
     asked: &[PipelineSchedule],
     is_over: &(dyn Fn() -> bool + Sync),
 ) -> Result<Answer<'g>> {
     let Answer { graph, cut, costs, devices, budget, reserve, .. } = &answer;
-    let micro_batches = accumulation.micro_batches();
+    let micro_batches = batches.micro_batches();
     let plans = match &answer.ends {
         None => plan_stages(costs, devices, micro_batches, asked, is_over),
         Some(ends) => plan_cut((costs, ends), devices, micro_batches, asked, is_over),
@@ -259,7 +259,7 @@ fn by_tensors<'g>(
     };
     let timer = Timer { whole: effort, until, is_interrupted };
     let candidates =
-        model.candidates(&orders, task.accumulation.micro_batches(), &|| timer.for_cuts())?;
+        model.candidates(&orders, task.batches.micro_batches(), &|| timer.for_cuts())?;
     let mut by_tensors = ByTensors::new(planning, timer, candidates.len());
     let Decided { planned, skipped, refused } = model.decide(candidates, &mut by_tensors);
     drop(by_tensors);

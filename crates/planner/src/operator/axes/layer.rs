@@ -1,7 +1,7 @@
 //! Axes of products, look-ups, normalisations, losses and attention. Invariant: what is contracted,
 //! or summed over rows, gives terms.
 
-use crate::operator::axes::{Along, Axis, Part, axis, long, one, others, rows};
+use crate::operator::axes::{Along, Axis, Literal, Part, axis, long, one, others, rows, undivided};
 use crate::operator::call::{TypedCall, Unsuited};
 use crate::tensor::{Argument, TensorType};
 
@@ -76,22 +76,40 @@ fn leading(call: &TypedCall<'_>, x: &TensorType, index: usize) -> Result<usize, 
     x.shape.len().checked_sub(normalised).ok_or(Unsuited::Argument { index, wanted: "a shape" })
 }
 
-/// `native_layer_norm(x, shape, …)`: the dimensions that are not normalised.
+/// `native_layer_norm(x, shape, weight, bias, …)`: every dimension, of which those that are
+/// normalised are needed whole.
 pub fn layer_norm(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
     let x = call.tensor(0)?;
-    let rest: Vec<usize> = (leading(call, x, 1)?..x.shape.len()).collect();
-    others(call, &[0], &rest, 3, |dim| dim)
+    let first = leading(call, x, 1)?;
+    let rest: Vec<usize> = (first..x.shape.len()).collect();
+    let mut axes = others(call, &[0], &rest, 3, |dim| dim)?;
+    axes.extend(long(rest.iter().map(|&dim| {
+        let of = |index: usize| call.optional_tensor(index).map(|_| dim - first);
+        let arguments = [Some(dim), None, of(2), of(3)];
+        let literals = vec![Literal::item(1, dim - first)];
+        let outputs = [rows(dim), Part::Whole, Part::Whole];
+        Axis { literals, ..undivided(x.shape[dim], &arguments, &outputs) }
+    })));
+    Ok(axes)
 }
 
-/// Its gradients, `(gradient, x, shape, mean, deviation, …)`: the same dimensions. Those of weight
-/// and bias are terms.
+/// Its gradients, `(gradient, x, shape, mean, deviation, weight, bias, …)`: the same dimensions.
+/// Those of weight and bias are terms.
 pub fn layer_norm_gradient(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
     let x = call.tensor(1)?;
-    let rest: Vec<usize> = (leading(call, x, 2)?..x.shape.len()).collect();
+    let first = leading(call, x, 2)?;
+    let rest: Vec<usize> = (first..x.shape.len()).collect();
     let mut axes = others(call, &[0, 1, 3, 4], &rest, 3, |dim| dim)?;
     for axis in &mut axes {
         axis.outputs[1..].fill(Part::Terms);
     }
+    axes.extend(long(rest.iter().map(|&dim| {
+        let of = |index: usize| call.optional_tensor(index).map(|_| dim - first);
+        let arguments = [Some(dim), Some(dim), None, None, None, of(5), of(6)];
+        let literals = vec![Literal::item(2, dim - first)];
+        let outputs = [rows(dim), rows(dim - first), rows(dim - first)];
+        Axis { literals, ..undivided(x.shape[dim], &arguments, &outputs) }
+    })));
     Ok(axes)
 }
 
@@ -99,25 +117,30 @@ pub fn layer_norm_gradient(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> 
 const EACH_ROW: i64 = 0;
 const MEAN: i64 = 1;
 
-/// `nll_loss_forward(x, targets, weight, reduction, …)`: rows, unless their mean is taken.
+/// `nll_loss_forward(x, targets, weight, reduction, …)`: rows, which a mean needs whole.
 pub fn loss(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
     let (x, reduction) = (call.tensor(0)?, call.integer(3, "reduction")?);
-    let &[extent, _] = &x.shape[..] else { return Ok(Vec::new()) };
-    if reduction == MEAN {
-        return Ok(Vec::new());
-    }
-    let first = if reduction == EACH_ROW { rows(0) } else { Part::Terms };
+    let &[extent, classes] = &x.shape[..] else { return Ok(Vec::new()) };
     let arguments = [Some(0), Some(0), None, None, None];
-    Ok(long([axis(extent, &arguments, &[first, Part::Terms])]))
+    let of_rows = match reduction {
+        MEAN => undivided(extent, &arguments, &[Part::Whole, Part::Whole]),
+        EACH_ROW => axis(extent, &arguments, &[rows(0), Part::Terms]),
+        _ => axis(extent, &arguments, &[Part::Terms, Part::Terms]),
+    };
+    let weight = call.optional_tensor(2).map(|_| 0);
+    let arguments = [Some(1), None, weight];
+    Ok(long([of_rows, undivided(classes, &arguments, &[Part::Whole, Part::Whole])]))
 }
 
 /// `nll_loss_backward(gradient, x, targets, weight, reduction, ignored, total weight)`: rows.
 pub fn loss_gradient(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
     let (x, reduction) = (call.tensor(1)?, call.integer(4, "reduction")?);
-    let &[extent, _] = &x.shape[..] else { return Ok(Vec::new()) };
+    let &[extent, classes] = &x.shape[..] else { return Ok(Vec::new()) };
     let gradient = (reduction == EACH_ROW).then_some(0);
     let arguments = [gradient, Some(0), Some(0), None, None, None, None];
-    Ok(long([axis(extent, &arguments, &[rows(0)])]))
+    let of_rows = axis(extent, &arguments, &[rows(0)]);
+    let weight = call.optional_tensor(3).map(|_| 0);
+    Ok(long([of_rows, undivided(classes, &[None, Some(1), None, weight], &[rows(1)])]))
 }
 
 /// The dimension of a mask, if there is one, along dimension `dim` of the scores of all batches and
@@ -129,33 +152,52 @@ fn of_mask(call: &TypedCall<'_>, dim: usize, extent: u64) -> Option<Along> {
     (mask.shape[own] == extent).then_some(one(own))
 }
 
-/// Attention of `(query, key, value, dropout, causal)`: batches, heads and, unless the mask is
-/// causal, queries.
+/// Attention of `(query, key, value, dropout, causal)`: batches, heads and queries; keys, and under
+/// a causal mask queries, are needed whole.
 pub fn attention(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
-    let shape = &call.tensor(0)?.shape;
-    let axes = shape.iter().take(3).enumerate().map(|(dim, &extent)| {
-        let keys = (dim < 2).then_some(dim);
-        let along = [Some(dim), keys, keys];
-        let arguments: Vec<Option<usize>> =
-            (0..call.args.len()).map(|index| along.get(index).copied().flatten()).collect();
-        masked(call, dim, axis(extent, &arguments, &[rows(dim), rows(dim)]))
-    });
-    Ok(long(axes.take(if call.flag(4, "is_causal") { 2 } else { 3 })))
+    let (query, key) = (&call.tensor(0)?.shape, &call.tensor(1)?.shape);
+    let value = &call.tensor(2)?.shape;
+    let mut axes: Vec<Axis> = (0..query.len().min(3))
+        .map(|dim| {
+            let keys = (dim < 2).then_some(dim);
+            let arguments = [Some(dim), keys, keys];
+            masked(call, dim, axis(query[dim], &arguments, &[rows(dim), rows(dim)]))
+        })
+        .collect();
+    axes[2].divides = !call.flag(4, "is_causal");
+    let arguments = [None, Some(2), Some(2)];
+    axes.push(masked(call, 3, undivided(key[2], &arguments, &[Part::Whole, Part::Whole])));
+    // The sizes of a head.
+    axes.push(undivided(query[3], &[Some(3), Some(3)], &[Part::Whole, Part::Whole]));
+    axes.push(undivided(value[3], &[None, None, Some(3)], &[rows(3), Part::Whole]));
+    Ok(long(axes))
 }
 
-/// Its gradient of `(gradient, query, key, value, output, logarithms, dropout, causal)`: the same;
-/// along queries, the gradients of keys and values are terms.
+/// Its gradients, of `(gradient, query, key, value, output, logarithms, dropout, causal)`: the
+/// same; along queries, those of keys and values are terms.
 pub fn attention_gradient(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
-    let shape = &call.tensor(1)?.shape;
-    let axes = shape.iter().take(3).enumerate().map(|(dim, &extent)| {
-        let keys = (dim < 2).then_some(dim);
-        let arguments = [Some(dim), Some(dim), keys, keys, Some(dim), Some(dim), None, None];
-        let of_keys = keys.map_or(Part::Terms, rows);
-        masked(call, dim, axis(extent, &arguments, &[rows(dim), of_keys, of_keys]))
-    });
-    Ok(long(axes.take(if call.flag(7, "is_causal") { 2 } else { 3 })))
+    let (query, key) = (&call.tensor(1)?.shape, &call.tensor(2)?.shape);
+    let value = &call.tensor(3)?.shape;
+    let mut axes: Vec<Axis> = (0..query.len().min(3))
+        .map(|dim| {
+            let keys = (dim < 2).then_some(dim);
+            let arguments = [Some(dim), Some(dim), keys, keys, Some(dim), Some(dim)];
+            let of_keys = keys.map_or(Part::Terms, rows);
+            masked(call, dim, axis(query[dim], &arguments, &[rows(dim), of_keys, of_keys]))
+        })
+        .collect();
+    axes[2].divides = !call.flag(7, "is_causal");
+    let arguments = [None, None, Some(2), Some(2)];
+    let outputs = [Part::Whole, rows(2), rows(2)];
+    axes.push(masked(call, 3, undivided(key[2], &arguments, &outputs)));
+    let (of_query, of_value) = ([None, Some(3), Some(3)], [Some(3), None, None, Some(3), Some(3)]);
+    axes.push(undivided(query[3], &of_query, &[rows(3), rows(3), Part::Whole]));
+    axes.push(undivided(value[3], &of_value, &[Part::Whole, Part::Whole, rows(3)]));
+    Ok(long(axes))
 }
 
+/// The axis with its dimension of the mask, which is dimension `dim` of the scores of all batches
+/// and heads.
 fn masked(call: &TypedCall<'_>, dim: usize, mut axis: Axis) -> Axis {
     axis.keywords.extend(of_mask(call, dim, axis.extent).map(|along| ("attn_mask", along)));
     axis

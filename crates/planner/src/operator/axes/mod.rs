@@ -1,33 +1,48 @@
-//! Axes of a call: dimensions of its tensors that go together, so that the call can be made for one
-//! part of them after the other. Invariant: making a call for consecutive parts of an axis, and
+//! Axes of a call: dimensions of its tensors that go together: if one of them has another extent,
+//! all have. Invariant: making a call for consecutive parts of an axis that can be divided, and
 //! joining what is [`Part::Rows`] and adding up what is [`Part::Terms`], gives the outputs of the
-//! whole call; along dimensions that lie on no axis, it needs the whole tensor.
+//! whole call; along all other axes, and along dimensions that lie on none, it needs the whole
+//! tensor.
 //!
 //! Nothing is said of dimensions of extent one: they may be broadcast. Random numbers are drawn for
 //! whole tensors, and a scan, as under a causal mask, carries something from one part to the next.
 
+mod foreign;
+mod fused;
+mod images;
 mod layer;
+mod linear;
+mod reduction;
+mod slices;
+mod strided;
 mod view;
+
+pub(super) use foreign::rule as foreign_rule;
+pub use reduction::{
+    averaged, normalised, normalised_gradient, remaining, remaining_of_variance, summed, totalled,
+};
+
+pub use linear::Linear;
 
 pub use layer::{
     attention, attention_gradient, batched, biased, layer_norm, layer_norm_gradient, looked_up,
     looked_up_gradient, loss, loss_gradient, matrices,
 };
-pub use view::{
-    expanded, permuted, selected, sliced, split, squeezed, transposed, unsqueezed, viewed,
-};
+pub use slices::{patched, sliced};
+pub use strided::restrided;
+pub use view::{expanded, permuted, selected, split, squeezed, transposed, unsqueezed, viewed};
 
 use crate::operator::call::{TypedCall, Unsuited, dimension};
 use crate::operator::output::broadcast;
-use crate::tensor::TensorType;
+use crate::tensor::{Argument, TensorType};
 
-/// A dimension that lies along an axis: `block` consecutive elements belong to each step of it.
+/// A dimension that lies along an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Along {
     /// The dimension.
     pub dim: usize,
-    /// Its elements for each step along the axis.
-    pub block: u64,
+    /// How its extent follows from the steps along the axis.
+    pub extent: Linear,
 }
 
 /// What a call for a part of an axis makes of an output.
@@ -38,18 +53,31 @@ pub enum Part {
     /// A term of the output: the sum of all of them is the output, up to rounding, since it is in
     /// another order.
     Terms,
+    /// Nothing that helps: the output has no dimension along the axis, and is no sum over it.
+    Whole,
 }
 
-/// A whole number among the arguments that is an extent along an axis: item `item` of the list that
-/// is positional argument `argument`.
+/// A whole number among the arguments that is an extent along an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Literal {
-    /// The argument.
+    /// The positional argument.
     pub argument: usize,
-    /// The item of its list.
-    pub item: usize,
-    /// Its value for each step along the axis.
-    pub block: u64,
+    /// If that is a list, the item.
+    pub item: Option<usize>,
+    /// How it follows from the steps along the axis.
+    pub extent: Linear,
+}
+
+impl Literal {
+    /// Argument `argument` is as many as there are steps.
+    fn whole(argument: usize) -> Literal {
+        Literal { argument, item: None, extent: Linear::ONE }
+    }
+
+    /// Item `item` of argument `argument` is.
+    fn item(argument: usize, item: usize) -> Literal {
+        Literal { argument, item: Some(item), extent: Linear::ONE }
+    }
 }
 
 /// An axis of a call.
@@ -57,6 +85,9 @@ pub struct Literal {
 pub struct Axis {
     /// The number of steps along it: at least two.
     pub extent: u64,
+    /// Whether the call can be made for one part of the axis after the other. If not, its
+    /// dimensions still go together, as those of a softmax and of what it normalises do.
+    pub divides: bool,
     /// For each positional argument, the dimension of its tensor along the axis; for a list of
     /// tensors, that of each of them. `None` if every part of the call reads all of it.
     pub arguments: Vec<Option<Along>>,
@@ -75,13 +106,18 @@ pub type Axes = fn(&TypedCall<'_>) -> Result<Vec<Axis>, Unsuited>;
 fn axis(extent: u64, arguments: &[Option<usize>], outputs: &[Part]) -> Axis {
     let along = |dim: &Option<usize>| dim.map(one);
     let arguments = arguments.iter().map(along).collect();
-    let (keywords, literals) = (Vec::new(), Vec::new());
-    Axis { extent, arguments, keywords, literals, outputs: outputs.to_vec() }
+    let (keywords, literals, outputs) = (Vec::new(), Vec::new(), outputs.to_vec());
+    Axis { extent, divides: true, arguments, keywords, literals, outputs }
+}
+
+/// The same for a call that needs all of it at once.
+fn undivided(extent: u64, arguments: &[Option<usize>], outputs: &[Part]) -> Axis {
+    Axis { divides: false, ..axis(extent, arguments, outputs) }
 }
 
 /// A dimension along an axis of as many steps.
 fn one(dim: usize) -> Along {
-    Along { dim, block: 1 }
+    Along { dim, extent: Linear::ONE }
 }
 
 fn rows(dim: usize) -> Part {
@@ -114,6 +150,16 @@ pub fn elements(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
     })))
 }
 
+/// The same for a call that draws random numbers for whole tensors, with `N` outputs.
+pub fn drawn<const N: usize>(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
+    let mut axes = elements(call)?;
+    for axis in &mut axes {
+        axis.divides = false;
+        axis.outputs = vec![axis.outputs[0]; N];
+    }
+    Ok(axes)
+}
+
 /// An optimizer's update: every dimension, of each tensor and of each output.
 pub fn updated(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
     let shape = &call.tensor(0)?.shape;
@@ -128,10 +174,22 @@ pub fn updated(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
 pub fn sized(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
     let size = call.integers(0, "size")?;
     Ok(long(size.iter().enumerate().map(|(dim, &extent)| {
-        let literals = vec![Literal { argument: 0, item: dim, block: 1 }];
+        let literals = vec![Literal::item(0, dim)];
         let extent = u64::try_from(extent).unwrap_or(0);
         Axis { literals, ..axis(extent, &[None, None], &[rows(dim)]) }
     })))
+}
+
+/// `arange(start, end, step)`: all of it, if it counts from zero in steps of one.
+pub fn counted(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
+    let is = |index: usize, name: &str, number: f64| {
+        call.argument(index, name).is_none_or(|given| given.number() == Some(number))
+    };
+    let Some(Argument::Int(end)) = call.argument(1, "end") else { return Ok(Vec::new()) };
+    let extent = u64::try_from(*end).unwrap_or(0);
+    let literals = vec![Literal::whole(1)];
+    let found = Axis { literals, ..undivided(extent, &[None, None], &[rows(0)]) };
+    Ok(long([found].into_iter().filter(|_| is(0, "start", 0.0) && is(2, "step", 1.0))))
 }
 
 /// Every dimension of argument 0 but `dims`, where all tensors of the arguments at these positions
@@ -158,7 +216,7 @@ fn others(
     })))
 }
 
-/// `cat(tensors, dim)`: all but that dimension.
+/// `cat(tensors, dim)`: all but that dimension, along which extents add up.
 pub fn side_by_side(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
     let tensors = call.tensors(0);
     // Vectors without elements take part in no concatenation.
@@ -170,89 +228,32 @@ pub fn side_by_side(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
     others(call, &[0], &[dim], 1, |dim| dim)
 }
 
-/// `gather(x, dim, index)`: that dimension of the index, and all others of both.
+/// `gather(x, dim, index)`: that dimension of the index, and all others of both; that of `x` is
+/// looked up in.
 pub fn gathered(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
-    let index = call.tensor(2)?;
+    let (x, index) = (call.tensor(0)?, call.tensor(2)?);
     let dim = dimension(call.integer(1, "dim")?, index.shape.len())?;
     let mut axes = others(call, &[0, 2], &[dim], 1, |dim| dim)?;
-    if let Some(&extent) = index.shape.get(dim) {
-        axes.extend(long([axis(extent, &[None, None, Some(dim)], &[rows(dim)])]));
+    if let (Some(&rows_of_x), Some(&extent)) = (x.shape.get(dim), index.shape.get(dim)) {
+        axes.extend(long([
+            axis(extent, &[None, None, Some(dim)], &[rows(dim)]),
+            undivided(rows_of_x, &[Some(dim)], &[Part::Whole]),
+        ]));
     }
     Ok(axes)
 }
 
-/// `scatter(x, dim, index, value)`: all but that dimension.
+/// `scatter(x, dim, index, value)`: all but that dimension, along which any element of `x` may be
+/// written.
 pub fn scattered(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
-    let dim = dimension(call.integer(1, "dim")?, call.tensor(0)?.shape.len())?;
-    others(call, &[0, 2], &[dim], 1, |dim| dim)
-}
-
-/// `slice_scatter(x, patch, dim, …)`: all but that dimension.
-pub fn patched(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
-    let dim = call.optional_integer(2, "dim")?.unwrap_or(0);
-    let dim = dimension(dim, call.tensor(0)?.shape.len())?;
-    others(call, &[0, 1], &[dim], 1, |dim| dim)
-}
-
-/// The dimensions that a reduction removes, from argument 1: all of them if it is empty.
-fn reduced(call: &TypedCall<'_>, rank: usize) -> Result<Vec<usize>, Unsuited> {
-    let dims = call.optional_integers(1, "dim")?.unwrap_or_default();
-    match dims.is_empty() {
-        true => Ok((0..rank).collect()),
-        false => dims.iter().map(|&dim| dimension(dim, rank)).collect(),
+    let (x, index) = (call.tensor(0)?, call.tensor(2)?);
+    let dim = dimension(call.integer(1, "dim")?, x.shape.len())?;
+    let mut axes = others(call, &[0, 2], &[dim], 1, |dim| dim)?;
+    if let (Some(&extent), Some(&written)) = (x.shape.get(dim), index.shape.get(dim)) {
+        axes.extend(long([
+            undivided(extent, &[Some(dim)], &[rows(dim)]),
+            undivided(written, &[None, None, Some(dim)], &[Part::Whole]),
+        ]));
     }
-}
-
-/// A reduction of argument 0 over `dims`: the other dimensions.
-fn kept(call: &TypedCall<'_>, keeps: bool, dims: &[usize]) -> Result<Vec<Axis>, Unsuited> {
-    let below =
-        |dim: usize| if keeps { 0 } else { dims.iter().filter(|&&other| other < dim).count() };
-    others(call, &[0], dims, 1, |dim| dim - below(dim))
-}
-
-/// `mean(x, dims, keepdim)`, `amax`, `any`: the dimensions that remain.
-pub fn remaining(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
-    let dims = reduced(call, call.tensor(0)?.shape.len())?;
-    kept(call, call.flag(2, "keepdim"), &dims)
-}
-
-/// `var(x, dims, correction, keepdim)`, the last two by name: the dimensions that remain.
-pub fn remaining_of_variance(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
-    let dims = reduced(call, call.tensor(0)?.shape.len())?;
-    kept(call, call.flag(usize::MAX, "keepdim"), &dims)
-}
-
-/// `sum(x, dims, keepdim)`: the dimensions that remain, and terms along the others.
-pub fn summed(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
-    let shape = &call.tensor(0)?.shape;
-    let dims = reduced(call, shape.len())?;
-    let mut axes = kept(call, call.flag(2, "keepdim"), &dims)?;
-    axes.extend(terms(shape, &dims, call.args.len()));
     Ok(axes)
-}
-
-/// `sum(x)`: terms along each dimension.
-pub fn totalled(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
-    let shape = &call.tensor(0)?.shape;
-    Ok(terms(shape, &(0..shape.len()).collect::<Vec<_>>(), call.args.len()))
-}
-
-fn terms(shape: &[u64], dims: &[usize], arguments: usize) -> Vec<Axis> {
-    long(dims.iter().filter(|&&dim| dim < shape.len()).map(|&dim| {
-        let arguments: Vec<Option<usize>> =
-            (0..arguments).map(|index| (index == 0).then_some(dim)).collect();
-        axis(shape[dim], &arguments, &[Part::Terms])
-    }))
-}
-
-/// Softmax and its logarithm, `(x, dim, …)`: all but that dimension.
-pub fn normalised(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
-    let dim = dimension(call.integer(1, "dim")?, call.tensor(0)?.shape.len())?;
-    others(call, &[0], &[dim], 1, |dim| dim)
-}
-
-/// Their gradients, `(gradient, output, dim, type)`: all but that dimension.
-pub fn normalised_gradient(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
-    let dim = dimension(call.integer(2, "dim")?, call.tensor(0)?.shape.len())?;
-    others(call, &[0, 1], &[dim], 1, |dim| dim)
 }
