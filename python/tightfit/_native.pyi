@@ -4,7 +4,7 @@ Invariant: these declarations are what `crates/python` exports.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, final
 
 __version__: str
@@ -31,6 +31,12 @@ class Graph:
     def difference(self, other: Graph) -> str | None:
         """The first difference from another graph of the same step, node by node, in words; `None` if there is none.
         Names, origins and measured seconds do not count."""
+
+def largest_size(given: int, attempt: Callable[[int], tuple[str, int | None]], *, least: int, most: int, grid: int,
+                 room: int) -> int | None:
+    """The largest multiple of `grid` from `least` to `most` that fits into `room` bytes, beginning with `given`; `None` if
+    none does. `attempt` says of a size that it `fits`, `exceeds` the room, is `barred` or `unknown`, and of the first two
+    how many bytes are known to suffice."""
 
 @final
 class Held:

@@ -29,6 +29,7 @@ pub mod processor;
 pub mod program;
 mod progress;
 mod shown;
+mod sizes;
 pub mod solver;
 pub mod source;
 mod style;
@@ -49,8 +50,8 @@ use crate::failure::Result;
 use crate::output::Unprinted;
 use crate::style::Color;
 use crate::verbs::{
-    analyze, calibrate, check, completions, modules, pareto, plan, report, sac, shard, stages,
-    trace,
+    analyze, calibrate, check, completions, largest, modules, pareto, plan, report, sac, shard,
+    stages, trace,
 };
 
 /// Position, in each verb's help, of the options that every verb has.
@@ -82,6 +83,7 @@ enum Verb {
     Train(train::Arguments),
     Plan(plan::Arguments),
     Pareto(pareto::Arguments),
+    Largest(largest::Arguments),
     Check(check::Arguments),
     Analyze(analyze::Arguments),
     Modules(modules::Arguments),
@@ -154,6 +156,7 @@ fn dispatch(verb: Verb) -> Result<ExitCode> {
         Verb::Train(arguments) => train::train(&arguments),
         Verb::Plan(arguments) => plan::plan(&arguments),
         Verb::Pareto(arguments) => pareto::pareto(&arguments),
+        Verb::Largest(arguments) => largest::largest(&arguments),
         Verb::Check(arguments) => check::check(&arguments),
         Verb::Analyze(arguments) => analyze::analyze(&arguments),
         Verb::Modules(arguments) => modules::modules(&arguments),

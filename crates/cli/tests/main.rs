@@ -18,6 +18,7 @@ mod failures;
 mod frontier;
 #[cfg(unix)]
 mod interrupt;
+mod largest;
 mod measuring;
 mod module_planners;
 mod modules;

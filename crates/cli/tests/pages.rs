@@ -13,10 +13,11 @@ use serde_json::Value;
 use crate::program::{corpus, folder, run};
 
 const LLAMA: &str = "corpus/graphs/llama_1b_b2_s2048.json.gz";
-const VERBS: [&str; 14] = [
+const VERBS: [&str; 15] = [
     "train",
     "plan",
     "pareto",
+    "largest",
     "check",
     "analyze",
     "modules",
@@ -164,6 +165,7 @@ fn the_members_of_answers_are_those_of_the_page() {
         ("plan", "plan corpus/steps/mlp-digits --budget 90% -o FOLDER/plan".to_string()),
         ("check", "check corpus/steps/mlp-digits FOLDER/plan --budget 90%".to_string()),
         ("pareto", "pareto corpus/steps/mlp-digits --planner chen --points 2".to_string()),
+        ("largest", "largest corpus/steps/mlp-digits --budget 60MB".to_string()),
         ("train", "train corpus/steps/mlp-digits --budget 90% --steps 1".to_string()),
         ("sac, shard", format!("sac {LLAMA} --budget 70%")),
         ("sac, shard", format!("shard {LLAMA} --budget 100% {link}")),

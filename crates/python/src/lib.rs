@@ -14,6 +14,7 @@ mod graph;
 mod hold;
 mod modules;
 mod plan;
+mod sizes;
 mod verbs;
 
 use std::ffi::OsString;
@@ -45,6 +46,8 @@ mod _native {
     use super::hold::{HeldStep, hold, peak_with_moves};
     #[pymodule_export]
     use super::modules::{modules, sac, shard, stages};
+    #[pymodule_export]
+    use super::sizes::largest_size;
     #[pymodule_export]
     use super::verbs::{analyze, check, pareto, report};
     #[pymodule_export]

@@ -6,8 +6,8 @@ use std::fmt::Write;
 
 use tightfit::units::{Bytes, Seconds};
 
-use crate::axis::{duration, escape, percents, ticks};
-use crate::svg::{Opening, centred, level};
+use crate::axis::{duration, percents, ticks};
+use crate::svg::{Opening, centred, legend, level};
 
 const WIDTH: f64 = 900.0;
 const HEIGHT: f64 = 400.0;
@@ -78,7 +78,7 @@ pub fn frontier_svg(title: &str, unplanned: Seconds, points: &[FrontierPoint]) -
             line(&bound)
         );
     }
-    legend(&mut svg, &points);
+    explain(&mut svg, &points);
     let unplanned = duration(unplanned.0);
     centred(
         &mut svg,
@@ -135,7 +135,7 @@ fn slowest<'a>(points: impl Iterator<Item = &'a FrontierPoint>) -> f64 {
     points.map(|point| point.overhead).fold(0.0, f64::max)
 }
 
-fn legend(svg: &mut String, points: &[FrontierPoint]) {
+fn explain(svg: &mut String, points: &[FrontierPoint]) {
     let smallest = points.first().map_or(Bytes::ZERO, |point| point.budget);
     let planned = format!(
         "planned: down to {smallest}, there {} % time",
@@ -145,23 +145,7 @@ fn legend(svg: &mut String, points: &[FrontierPoint]) {
     let widest = gaps
         .reduce(f64::max)
         .map(|gap| format!("lower bound: at most {:.2} points below", gap * 100.0));
-    let mut at = LEFT;
-    for (class, text) in [("plan", Some(planned)), ("bound", widest)] {
-        let Some(text) = text else { continue };
-        let dashes = if class == "bound" { r#" stroke-dasharray="6 4""# } else { "" };
-        let _ = write!(
-            svg,
-            r#"<line class="{class}" x1="{at:.1}" x2="{:.1}" y1="40" y2="40""#,
-            at + 22.0
-        );
-        let _ = writeln!(
-            svg,
-            r#" stroke-width="2"{dashes}/><text class="ink" x="{:.1}" y="44">{}</text>"#,
-            at + 28.0,
-            escape(&text)
-        );
-        at += 48.0 + text.chars().count() as f64 * 7.0;
-    }
+    legend(svg, LEFT, [("plan", Some(planned)), ("bound", widest)]);
 }
 
 /// Straight lines through points; empty if there are none.

@@ -9,6 +9,7 @@ mod memory;
 mod page;
 mod role;
 mod savings;
+mod sizes;
 mod stack;
 mod svg;
 mod trace;
@@ -22,6 +23,7 @@ pub use memory::memory_svg;
 pub use page::{Measured, Planned, Report, modules_svg, page};
 pub use role::{ByRole, Role};
 pub use savings::{Saving, savings};
+pub use sizes::{SizePoint, sizes_svg};
 pub use stack::stack_svg;
 pub use trace::{
     FORMAT as TRACE_FORMAT, MemoryMark, Trace, TraceError, TracedCall, TracedTransfer, join,

@@ -60,3 +60,25 @@ pub fn centred(svg: &mut String, (x, y): (f64, f64), label: impl Display) {
         r#"<text class="soft" x="{x:.1}" y="{y:.1}" text-anchor="middle">{label}</text>"#
     );
 }
+
+/// What the lines of a drawing are, from `left` on: a sample of each that has a text, by its class;
+/// bounds are dashed.
+pub fn legend(svg: &mut String, left: f64, entries: [(&str, Option<String>); 2]) {
+    let mut at = left;
+    for (class, text) in entries {
+        let Some(text) = text else { continue };
+        let dashes = if class == "bound" { r#" stroke-dasharray="6 4""# } else { "" };
+        let _ = write!(
+            svg,
+            r#"<line class="{class}" x1="{at:.1}" x2="{:.1}" y1="40" y2="40""#,
+            at + 22.0
+        );
+        let _ = writeln!(
+            svg,
+            r#" stroke-width="2"{dashes}/><text class="ink" x="{:.1}" y="44">{}</text>"#,
+            at + 28.0,
+            escape(&text)
+        );
+        at += 48.0 + text.chars().count() as f64 * 7.0;
+    }
+}

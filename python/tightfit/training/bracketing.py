@@ -6,15 +6,11 @@ once.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .. import extents
+from .. import _native, extents
 from .ranges import MOST, TooMany
-
-# The largest factor by which a size that fits is exceeded.
-_GROWTH = 4
 
 
 @dataclass(frozen=True)
@@ -42,8 +38,7 @@ class Tried:
 
 
 class Search:
-    """The search for the largest size that fits, of multiples of `grid`: where a line through two peaks says first, then around
-    that."""
+    """The search for the largest size that fits, of multiples of `grid`; the compiled module says what to try next."""
 
     def __init__(self, try_: Callable[[int, bool], Tried | None], room: int, grid: int = 1) -> None:
         self._try = try_
@@ -70,42 +65,11 @@ class Search:
 
     def run(self, given: int) -> int | None:
         """The largest size that fits, beginning with this one; `None` if none does."""
-        grid = self.grid
-        # Below `floor` are sizes that are too small for the model.
-        low, high, at, floor = 0, MOST // grid, given // grid, -(-extents.LEAST // grid)
-        while low + 1 < high and floor <= at < high:
-            before = high - low
-            # One size may be missing among others.
-            place = at + 1 if at * grid in self.barred and at + 1 < high else at
-            if self.look(place * grid, is_near=True):
-                low = max(low, place)
-            elif low == 0 and place * grid in self.barred:
-                floor = place + 1
-            elif place * grid in self.barred and place == at and at + 1 < high:
-                continue
-            else:
-                high = min(high, at)
-            at = max(self._next(low, high, floor, is_slow=high - low > before // 2), floor)
-        return low * grid or None
+        return _native.largest_size(given, self._trial, least=extents.LEAST, most=MOST, grid=self.grid, room=self.room)
 
-    def _next(self, low: int, high: int, floor: int, *, is_slow: bool) -> int:
-        """What to try next, between what fits and what does not. If the last one left more than half of the interval, it is
-        halved now."""
-        if low == 0:
-            return (floor + high) // 2 if high > floor else high
-        guess = self._guess(low)
-        if high == MOST // self.grid:
-            return min(max(guess or 0, 2 * low if guess is None else low + max(low // 16, 1)), _GROWTH * low, high - 1)
-        if guess is None or is_slow:
-            guess = math.isqrt(low * high)
-        return min(max(guess, low + 1), high - 1)
-
-    def _guess(self, low: int) -> int | None:
-        """The size for which the room would just suffice, by a line through two that are close."""
-        found = [one for one in self.tried.values() if one.smallest is not None]
-        known = [(one.size, one.smallest) for one in sorted(found, key=lambda one: abs(one.smallest - self.room))][:2]
-        known.sort()
-        if len(known) < 2 or known[1][1] <= known[0][1]:
-            return None
-        (one, least), (other, more) = known
-        return max(low, (one + int((self.room - least) * (other - one) / (more - least))) // self.grid)
+    def _trial(self, size: int) -> tuple[str, int | None]:
+        """What a size says about where the largest one is, and the bytes that are known to suffice for it."""
+        fits = self.look(size, is_near=True)
+        if size in self.tried:
+            return "fits" if fits else "exceeds", self.tried[size].smallest
+        return "barred" if size in self.barred else "unknown", None

@@ -5,6 +5,7 @@ pub mod analyze;
 pub mod calibrate;
 pub mod check;
 pub mod completions;
+pub mod largest;
 pub mod modules;
 pub mod pareto;
 pub mod plan;

@@ -28,6 +28,12 @@ pub enum SizeError {
         /// The size.
         size: u64,
     },
+    /// The step cannot have any other size.
+    #[error("the step has no other {dimension} of which it is known what it would be")]
+    None {
+        /// What the size is called.
+        dimension: &'static str,
+    },
     /// The step has several micro-batches.
     #[error("the step has several micro-batches; give that of a single one")]
     MicroBatches,

@@ -74,6 +74,11 @@ impl<'a> Sizes<'a> {
         self.size
     }
 
+    /// The dimension along which it varies.
+    pub fn dimension(&self) -> Dimension {
+        self.dimension
+    }
+
     /// The step at another size. Its calls have no measured seconds if their tensors are others.
     ///
     /// # Errors

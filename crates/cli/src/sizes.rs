@@ -1,0 +1,200 @@
+//! Which sizes of a step fit into a budget, and how fast they are. Invariant: each size has a plan
+//! that was made and checked for it, or the reason why there is none; no figure is scaled from
+//! another.
+
+use std::collections::BTreeMap;
+
+use tightfit::effort::Effort;
+use tightfit::exit::{Coded, Refusal};
+use tightfit::machine::Machine;
+use tightfit::plan::Planner;
+use tightfit::profile::Profile;
+use tightfit::sizes::{LEAST, Range, SizeError, Sizes, Trial, largest};
+use tightfit::units::{Bytes, Seconds};
+use tightfit_engine::{Budget, FitTask, FittedGraph, FittingError, fit_graph};
+
+use crate::batches::Batches;
+use crate::failure::Result;
+use crate::figures::Figures;
+use crate::interrupt;
+
+/// The largest size that is asked for.
+const MOST: u64 = 1 << 24;
+/// The longest search for the plan that holds the least, which says where to look next.
+const BRIEF: Seconds = Seconds(0.1);
+/// How much longer a search is repeated that found nothing, although something may fit.
+const LONGER: f64 = 4.0;
+/// Sizes below the largest one of which a plan is made, too: these shares of it.
+const SHARES: [f64; 5] = [1.0 / 16.0, 0.125, 0.25, 0.5, 0.75];
+
+/// A size, and its plan, or why there is none.
+#[derive(Clone, Copy, Debug)]
+pub struct Tried {
+    /// The size.
+    pub size: u64,
+    /// The figures of its plan.
+    pub plan: Result<Plan, Lacking>,
+}
+
+/// The figures of a plan.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// All but the next.
+    pub figures: Figures,
+    /// The time of a step without a plan.
+    pub unplanned: Seconds,
+    /// The time that no plan beats, if something is proven.
+    pub bound: Option<Seconds>,
+    /// What an update takes per second of the planned step.
+    pub per_second: f64,
+    /// What no plan exceeds.
+    pub most_per_second: Option<f64>,
+}
+
+/// Why a size has no plan.
+#[derive(Clone, Copy, Debug)]
+pub struct Lacking {
+    /// No plan needs less.
+    pub needed: Option<Bytes>,
+    /// Whether that is more than the budget; otherwise none was found.
+    pub is_proven: bool,
+}
+
+/// What is asked of each size.
+pub struct Question<'a> {
+    /// The step.
+    pub sizes: Sizes<'a>,
+    /// How many micro-batches of that size an update has.
+    pub batches: Batches,
+    /// The machine.
+    pub machine: &'a Machine,
+    /// The whole budget.
+    pub budget: Bytes,
+    /// The planner.
+    pub planner: Planner,
+    /// How hard it searches at each size.
+    pub effort: Effort<'a>,
+}
+
+/// What was found.
+pub struct Found {
+    /// All sizes that were tried, the smallest first.
+    pub tried: Vec<Tried>,
+    /// The largest one that fits.
+    pub size: u64,
+    /// The one with the most samples per second.
+    pub fastest: u64,
+    /// Whether it is proven that the next larger one does not fit.
+    pub is_proven: bool,
+}
+
+/// The state of a search.
+struct Asked<'a> {
+    question: &'a Question<'a>,
+    tried: BTreeMap<u64, Tried>,
+    /// The refusal of the smallest size that was refused.
+    refused: Option<(u64, FittingError)>,
+}
+
+impl Question<'_> {
+    /// The largest size that fits, and figures of smaller ones.
+    pub fn answer(&self) -> Result<Found> {
+        let mut asked = Asked { question: self, tried: BTreeMap::new(), refused: None };
+        let range = Range { least: LEAST, most: MOST, grid: 1 };
+        let size = largest(self.sizes.size(), range, self.budget, |size| asked.trial(size))?;
+        let Some(size) = size else {
+            return Err(match asked.refused {
+                Some((_, error)) => error.into(),
+                None => SizeError::None { dimension: self.sizes.dimension().name() }.into(),
+            });
+        };
+        for share in SHARES {
+            let smaller = ((size as f64 * share).round() as u64).max(LEAST);
+            if !interrupt::raised() && !asked.tried.contains_key(&smaller) {
+                asked.plan(smaller, false)?;
+            }
+        }
+        let speed = |tried: &&Tried| tried.plan.map_or(0.0, |plan| plan.per_second);
+        let fastest = asked.tried.values().max_by(|a, b| speed(a).total_cmp(&speed(b)));
+        let above = asked.tried.get(&(size + 1)).and_then(|tried| tried.plan.err());
+        Ok(Found {
+            fastest: fastest.map_or(size, |tried| tried.size),
+            size,
+            is_proven: above.is_some_and(|lacking| lacking.is_proven),
+            tried: asked.tried.into_values().collect(),
+        })
+    }
+
+    fn task(&self, budget: Budget, longer: f64) -> FitTask<'_> {
+        let mut effort = self.effort;
+        effort.deadline = Seconds(effort.deadline.0 * longer);
+        FitTask {
+            machine: self.machine,
+            budget,
+            beside: Bytes::ZERO,
+            planner: self.planner,
+            effort,
+        }
+    }
+}
+
+impl Asked<'_> {
+    /// What a size says about where the largest one is.
+    fn trial(&mut self, size: u64) -> Result<Trial> {
+        if interrupt::raised() {
+            return Ok(Trial::Unknown);
+        }
+        self.plan(size, true)
+    }
+
+    /// Plans a size. If it may be near the largest one, the bytes that suffice for it are of
+    /// interest.
+    fn plan(&mut self, size: u64, is_near: bool) -> Result<Trial> {
+        let question = self.question;
+        let graph = match question.sizes.at(size) {
+            Ok(graph) => question.batches.accumulated(graph)?,
+            Err(_) => return Ok(Trial::Barred),
+        };
+        let profile = Profile::new(&graph, question.machine);
+        let within = Budget::Absolute(question.budget);
+        let mut found = fit_graph(&graph, &profile, &question.task(within, 1.0));
+        let is_open = |error: &FittingError| error.refusal().is_some_and(|it| !it.is_proven);
+        if found.as_ref().err().is_some_and(is_open) && !interrupt::raised() {
+            found = fit_graph(&graph, &profile, &question.task(within, LONGER));
+        }
+        let (plan, trial) = match found {
+            Ok(planned) => {
+                let mut brief = question.task(Budget::Smallest, 1.0);
+                brief.effort.deadline = Seconds(brief.effort.deadline.0.min(BRIEF.0));
+                let least = || fit_graph(&graph, &profile, &brief).ok().map(|it| it.budget);
+                let smallest = if is_near { least() } else { None };
+                (Ok(self.figures(size, &planned)), Trial::Fits(smallest))
+            }
+            Err(error) => {
+                let Some(refusal) = error.refusal() else { return Err(error.into()) };
+                let Refusal { is_proven, needed, reached, .. } = refusal;
+                if self.refused.as_ref().is_none_or(|(other, _)| size < *other) {
+                    self.refused = Some((size, error));
+                }
+                (Err(Lacking { needed, is_proven }), Trial::Exceeds(reached))
+            }
+        };
+        self.tried.insert(size, Tried { size, plan });
+        Ok(trial)
+    }
+
+    fn figures(&self, size: u64, planned: &FittedGraph) -> Plan {
+        let unplanned = planned.unplanned.timeline().seconds;
+        let count = size as f64 * f64::from(self.question.batches.micro_batches());
+        let figures = Figures::of(&planned.fitted, unplanned);
+        let bound = planned.fitted.bound().map(|bound| bound.seconds);
+        let per_second = |seconds: Seconds| count / seconds.0;
+        Plan {
+            figures,
+            unplanned,
+            bound,
+            per_second: per_second(figures.step),
+            most_per_second: bound.filter(|bound| bound.0 > 0.0).map(per_second),
+        }
+    }
+}
