@@ -2,8 +2,9 @@
 //! parts of an axis, and what its parts give is joined, or added up. Invariant: along every axis of
 //! the table that can be divided this is PyTorch's output, and along every other dimension it is
 //! not; with more or fewer steps along any axis, outputs have more or fewer elements where it lies.
+//! A rule that is changed in any of these respects is found.
 //!
-//! Tier: quick, 6 s.
+//! Tier: quick, 10 s.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -516,4 +517,110 @@ fn outputs_grow_and_shrink_with_every_axis() {
     let shown =
         failures.iter().step_by(1 + failures.len() / 20).cloned().collect::<Vec<_>>().join("\n");
     assert!(failures.is_empty(), "{} of {tried} failed:\n{shown}", failures.len());
+}
+
+/// What is changed in an axis, and the axis with that change.
+fn mutants(golden: &Golden<'_>, axis: &Axis) -> Vec<(String, Axis)> {
+    let mut found = Vec::new();
+    let mut mutant = |what: String, change: &dyn Fn(&mut Axis)| {
+        let mut axis = axis.clone();
+        change(&mut axis);
+        found.push((what, axis));
+    };
+    let node = &golden.graph.nodes()[golden.node];
+    let rank = |value: ValueId| golden.graph.values()[value].tensor.shape.len();
+    for (position, along) in axis.arguments.iter().enumerate() {
+        let Some(along) = *along else { continue };
+        // Without it, nothing would be known of that dimension of a call that needs it whole.
+        if axis.divides {
+            let what = format!("argument {position} left out");
+            mutant(what, &|axis| axis.arguments[position] = None);
+        }
+        let [value] = node.args[position].values()[..] else { continue };
+        for dim in (0..rank(value)).filter(|&dim| dim != along.dim) {
+            let moved = Some(Along { dim, ..along });
+            let what = format!("argument {position} along another dimension");
+            mutant(what, &|axis| axis.arguments[position] = moved);
+        }
+    }
+    for (index, part) in axis.outputs.iter().enumerate() {
+        let Some(Some(value)) = node.outputs.get(index) else { continue };
+        let dims = 0..rank(*value);
+        match *part {
+            Part::Rows(along) => {
+                mutant(format!("output {index} added up"), &|axis| {
+                    axis.outputs[index] = Part::Terms;
+                });
+                for dim in dims.filter(|&dim| dim != along.dim) {
+                    let moved = Part::Rows(Along { dim, ..along });
+                    let what = format!("output {index} along another dimension");
+                    mutant(what, &|axis| axis.outputs[index] = moved);
+                }
+            }
+            Part::Terms | Part::Whole => {
+                for dim in dims {
+                    let rows = Part::Rows(Along { dim, extent: Linear::ONE });
+                    mutant(format!("output {index} joined"), &|axis| axis.outputs[index] = rows);
+                }
+            }
+        }
+    }
+    if !axis.literals.is_empty() {
+        mutant("its numbers left out".to_string(), &|axis| axis.literals.clear());
+    }
+    found
+}
+
+/// Whether the checks of this file find that an axis is wrong.
+fn is_found(golden: &Golden<'_>, axis: &Axis) -> bool {
+    let lies = |(value, along): (ValueId, Along)| {
+        let extent = golden.graph.values()[value].tensor.shape.get(along.dim);
+        extent.copied() == along.extent.at(axis.extent)
+    };
+    if !golden.members(axis).into_iter().all(lies) {
+        return true;
+    }
+    if axis.divides {
+        let division = [1, axis.extent - 1];
+        return assembled(golden, axis, &division).map_or(true, |error| error > TOLERANCE);
+    }
+    let before = golden.shapes(axis, axis.extent).unwrap();
+    [axis.extent - 1, axis.extent + 1, 3 * axis.extent].into_iter().any(|extent| {
+        let mut followed = before.clone();
+        for (shape, part) in followed.iter_mut().zip(&axis.outputs) {
+            if let Part::Rows(along) = part
+                && let Some(place) = shape.get_mut(along.dim)
+            {
+                *place = along.extent.at(extent).unwrap_or(0);
+            }
+        }
+        golden.shapes(axis, extent) != Ok(followed)
+    })
+}
+
+#[test]
+fn a_wrong_rule_is_found() {
+    let (mut found, mut tried): (BTreeMap<(&str, bool, String), bool>, u64) = Default::default();
+    for_each(|_, golden| {
+        let is_empty = |value: &ValueId| golden.graph.values()[*value].tensor.elements() == 0;
+        let node = &golden.graph.nodes()[golden.node];
+        if node.inputs.iter().chain(node.outputs.iter().flatten()).any(is_empty) {
+            return;
+        }
+        for axis in (golden.operator.row().axes)(&golden.call()).unwrap() {
+            for (what, mutant) in mutants(golden, &axis) {
+                tried += 1;
+                let key = (golden.operator.name(), axis.divides, what);
+                *found.entry(key).or_default() |= is_found(golden, &mutant);
+            }
+        }
+    });
+    assert!(tried > 1000, "only {tried} were tried");
+    let alike: Vec<_> = found.iter().filter(|&(_, &found)| !found).map(|(key, _)| key).collect();
+    assert!(
+        alike.is_empty(),
+        "{} changes of {} are not found: {alike:#?}",
+        alike.len(),
+        found.len()
+    );
 }
