@@ -14,7 +14,7 @@ use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::{Budget, FitTask, FittedGraph, FittingError, fit_graph};
 
 use crate::batches::Batches;
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 use crate::figures::Figures;
 use crate::interrupt;
 
@@ -41,6 +41,8 @@ pub struct Tried {
 pub struct Plan {
     /// All but the next.
     pub figures: Figures,
+    /// The most bytes held, with what the process takes besides the slab.
+    pub held: Bytes,
     /// The time of a step without a plan.
     pub unplanned: Seconds,
     /// The time that no plan beats, if something is proven.
@@ -49,6 +51,13 @@ pub struct Plan {
     pub per_second: f64,
     /// What no plan exceeds.
     pub most_per_second: Option<f64>,
+}
+
+impl Plan {
+    /// Whether it is faster than another one, if there is one.
+    fn beats(self, other: Result<Plan, Lacking>) -> bool {
+        other.is_ok_and(|other| self.figures.step.0 < other.figures.step.0)
+    }
 }
 
 /// Why a size has no plan.
@@ -78,6 +87,8 @@ pub struct Question<'a> {
 
 /// What was found.
 pub struct Found {
+    /// The whole budget.
+    pub budget: Bytes,
     /// All sizes that were tried, the smallest first.
     pub tried: Vec<Tried>,
     /// The largest one that fits.
@@ -86,6 +97,8 @@ pub struct Found {
     pub fastest: u64,
     /// Whether it is proven that the next larger one does not fit.
     pub is_proven: bool,
+    /// Why the next larger one is no step at all, if it is none.
+    pub end: Option<SizeError>,
 }
 
 /// The state of a search.
@@ -94,33 +107,50 @@ struct Asked<'a> {
     tried: BTreeMap<u64, Tried>,
     /// The refusal of the smallest size that was refused.
     refused: Option<(u64, FittingError)>,
+    /// Why sizes are no steps.
+    barred: BTreeMap<u64, SizeError>,
 }
 
 impl Question<'_> {
     /// The largest size that fits, and figures of smaller ones.
     pub fn answer(&self) -> Result<Found> {
-        let mut asked = Asked { question: self, tried: BTreeMap::new(), refused: None };
+        let (tried, barred) = (BTreeMap::new(), BTreeMap::new());
+        let mut asked = Asked { question: self, tried, refused: None, barred };
         let range = Range { least: LEAST, most: MOST, grid: 1 };
         let size = largest(self.sizes.size(), range, self.budget, |size| asked.trial(size))?;
         let Some(size) = size else {
             return Err(match asked.refused {
-                Some((_, error)) => error.into(),
+                Some((size, error)) => {
+                    let name = self.sizes.dimension().name();
+                    Failure::from(error).context(format!("a {name} of {size}"))
+                }
                 None => SizeError::None { dimension: self.sizes.dimension().name() }.into(),
             });
         };
         for share in SHARES {
             let smaller = ((size as f64 * share).round() as u64).max(LEAST);
             if !interrupt::raised() && !asked.tried.contains_key(&smaller) {
-                asked.plan(smaller, false)?;
+                asked.plan(smaller, 1.0, false)?;
+            }
+        }
+        // Close to the budget, more time finds much faster plans.
+        if !interrupt::raised() {
+            let before = asked.tried[&size];
+            asked.plan(size, LONGER, false)?;
+            let is_better = |now: &Tried| now.plan.is_ok_and(|plan| plan.beats(before.plan));
+            if !asked.tried.get(&size).is_some_and(is_better) {
+                asked.tried.insert(size, before);
             }
         }
         let speed = |tried: &&Tried| tried.plan.map_or(0.0, |plan| plan.per_second);
         let fastest = asked.tried.values().max_by(|a, b| speed(a).total_cmp(&speed(b)));
         let above = asked.tried.get(&(size + 1)).and_then(|tried| tried.plan.err());
         Ok(Found {
+            budget: self.budget,
             fastest: fastest.map_or(size, |tried| tried.size),
             size,
             is_proven: above.is_some_and(|lacking| lacking.is_proven),
+            end: asked.barred.remove(&(size + 1)),
             tried: asked.tried.into_values().collect(),
         })
     }
@@ -144,20 +174,23 @@ impl Asked<'_> {
         if interrupt::raised() {
             return Ok(Trial::Unknown);
         }
-        self.plan(size, true)
+        self.plan(size, 1.0, true)
     }
 
     /// Plans a size. If it may be near the largest one, the bytes that suffice for it are of
     /// interest.
-    fn plan(&mut self, size: u64, is_near: bool) -> Result<Trial> {
+    fn plan(&mut self, size: u64, longer: f64, is_near: bool) -> Result<Trial> {
         let question = self.question;
         let graph = match question.sizes.at(size) {
             Ok(graph) => question.batches.accumulated(graph)?,
-            Err(_) => return Ok(Trial::Barred),
+            Err(error) => {
+                self.barred.insert(size, error);
+                return Ok(Trial::Barred);
+            }
         };
         let profile = Profile::new(&graph, question.machine);
         let within = Budget::Absolute(question.budget);
-        let mut found = fit_graph(&graph, &profile, &question.task(within, 1.0));
+        let mut found = fit_graph(&graph, &profile, &question.task(within, longer));
         let is_open = |error: &FittingError| error.refusal().is_some_and(|it| !it.is_proven);
         if found.as_ref().err().is_some_and(is_open) && !interrupt::raised() {
             found = fit_graph(&graph, &profile, &question.task(within, LONGER));
@@ -191,6 +224,7 @@ impl Asked<'_> {
         let per_second = |seconds: Seconds| count / seconds.0;
         Plan {
             figures,
+            held: figures.peak + planned.reserve.total(),
             unplanned,
             bound,
             per_second: per_second(figures.step),

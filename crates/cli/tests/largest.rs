@@ -47,6 +47,15 @@ fn the_largest_size_is_planned_and_the_next_one_is_not() {
 }
 
 #[test]
+fn a_length_ends_where_its_table_of_positions_does() {
+    let found = found("corpus/steps/gpt-nano --budget 64MiB --axis length --iterations 300");
+    assert_eq!(found["size"], 64, "{found}");
+    assert!(found["end"].as_str().unwrap().contains("its table has 64"), "{found}");
+    let longer = run(folder().path(), "plan corpus/steps/gpt-nano --length 65 --budget 90%");
+    assert_eq!(longer.code, Some(2), "{}", longer.stderr);
+}
+
+#[test]
 fn micro_batches_count_and_a_step_on_this_processor_has_a_base() {
     let (one, three) = (
         found("corpus/steps/gpt-nano --budget 48MB --iterations 300"),

@@ -252,7 +252,10 @@ impl Golden<'_> {
         let mut found = HashMap::new();
         for (argument, along) in node.args.iter().zip(&axis.arguments) {
             for (value, along) in argument.values().into_iter().zip(along.iter().cycle()) {
-                found.insert(value, *along);
+                // A vector without elements lies along no axis of a concatenation.
+                if self.graph.values()[value].tensor.shape != [0] || argument.values().len() == 1 {
+                    found.insert(value, *along);
+                }
             }
         }
         for (name, along) in &axis.keywords {

@@ -31,8 +31,9 @@ pub struct SizePoint {
     pub most: Option<f64>,
 }
 
-/// Samples per second over the size; `largest` is the largest size that fits.
-pub fn sizes_svg(title: &str, points: &[SizePoint], largest: u64) -> String {
+/// What a step takes per second over its size, which is called `name`; `largest` is the largest one
+/// that fits.
+pub fn sizes_svg(title: &str, name: &str, points: &[SizePoint], largest: u64) -> String {
     let mut points = points.to_vec();
     points.sort_by_key(|point| point.size);
     let fastest = points.iter().map(|point| point.most.unwrap_or(point.per_second));
@@ -73,7 +74,11 @@ pub fn sizes_svg(title: &str, points: &[SizePoint], largest: u64) -> String {
     }
     explain(&mut svg, &points, largest, !bound.is_empty());
     let middle = (LEFT + WIDTH - RIGHT) / 2.0;
-    centred(&mut svg, (middle, HEIGHT - 14.0), "size; as many per second, predicted");
+    centred(
+        &mut svg,
+        (middle, HEIGHT - 14.0),
+        format_args!("{name}; the same per second, predicted"),
+    );
     svg.push_str("\n</svg>\n");
     svg
 }
@@ -110,11 +115,11 @@ mod tests {
     fn every_size_has_a_mark() {
         let point = |size, per_second, most| SizePoint { size, per_second, most };
         let points = [point(64, 900.0, Some(950.0)), point(8, 400.0, Some(400.0))];
-        let svg = sizes_svg("a < b", &points, 64);
+        let svg = sizes_svg("a < b", "batch", &points, 64);
         assert!(svg.contains("a &lt; b") && svg.contains("up to 64, the fastest is 64"));
         assert_eq!(svg.matches("<circle").count(), 2);
-        let unproven = sizes_svg("one", &[point(2, 0.5, None)], 2);
+        let unproven = sizes_svg("one", "batch", &[point(2, 0.5, None)], 2);
         assert!(!unproven.contains("upper bound") && !unproven.contains("NaN"));
-        assert!(!sizes_svg("none", &[], 2).contains("NaN"));
+        assert!(!sizes_svg("none", "batch", &[], 2).contains("NaN"));
     }
 }

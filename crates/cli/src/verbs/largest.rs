@@ -28,7 +28,7 @@ use crate::{interrupt, output, places, progress};
 const DEADLINE: Seconds = Seconds(0.25);
 
 /// Find the largest batch of a step that fits into a budget, and the one with the most samples per
-/// second.
+/// second; --deadline is for the plan of each size [default: 250ms]
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -111,7 +111,9 @@ pub fn largest(arguments: &Arguments) -> Result<ExitCode> {
     let found = progress::during("planning size by size", most, || question.answer())?;
     let mut written = Written::default();
     if let Some(path) = &arguments.svg {
-        written.write(path, drawing(&graph, &machine, &found).as_bytes(), "a drawing")?;
+        let name = arguments.axis.dimension().name();
+        let drawn = drawing(&graph, &machine, name, &found);
+        written.write(path, drawn.as_bytes(), "a drawing")?;
     }
     if arguments.json {
         output::answer(json!({
@@ -122,6 +124,7 @@ pub fn largest(arguments: &Arguments) -> Result<ExitCode> {
             "size": found.size,
             "fastest_size": found.fastest,
             "is_proven": found.is_proven,
+            "end": found.end.as_ref().map(ToString::to_string),
             "tried": found.tried.iter().map(document).collect::<Vec<_>>(),
             "interrupted": interrupt::raised(),
         }))?;
@@ -150,25 +153,29 @@ fn document(tried: &Tried) -> Value {
     })
 }
 
-const HEADS: [&str; 7] =
-    ["size", "peak", "time", "slowdown", "per second", "at most", "calls run again"];
+const HEADS: [&str; 7] = ["size", "held", "time", "slowdown", "per second", "at most", "run again"];
 
 fn show(arguments: &Arguments, graph: &Graph, machine: &Machine, found: &Found) -> output::Printed {
     let name = arguments.axis.dimension().name();
     output::heading(format_args!("{} on {}", graph.name(), machine.name))?;
-    let end = match found.is_proven {
-        _ if interrupt::raised() => "interrupted: the largest so far",
-        true => "one more is proven not to fit",
-        false => "beyond it no plan was found",
+    let end = match (&found.end, found.is_proven) {
+        _ if interrupt::raised() => "interrupted: the largest so far".to_string(),
+        (Some(error), _) => format!("one more is no step: {error}"),
+        (None, true) => "one more is proven not to fit".to_string(),
+        (None, false) => "beyond it no plan was found".to_string(),
     };
     row!(format!("largest {name}"), found.size, "{end}")?;
-    row!(format!("fastest {name}"), found.fastest, "the most per second (predicted)")?;
+    row!(
+        format!("fastest {name}"),
+        found.fastest,
+        "the most per second of these (predicted from rates)"
+    )?;
     let rows = found.tried.iter().map(|tried| {
         let size = Cell::figure(tried.size as f64, tried.size.to_string());
         let mut row = vec![size];
         match &tried.plan {
             Ok(plan) => row.extend([
-                Cell::bytes(plan.figures.peak),
+                Cell::bytes(plan.held),
                 Cell::figure(plan.figures.step.0, output::milliseconds(plan.figures.step)),
                 Cell::figure(plan.figures.overhead, output::percent(plan.figures.overhead)),
                 Cell::figure(plan.per_second, rate(plan.per_second)),
@@ -178,7 +185,9 @@ fn show(arguments: &Arguments, graph: &Graph, machine: &Machine, found: &Found) 
             ]),
             Err(lacking) => {
                 let words = match (lacking.is_proven, lacking.needed) {
-                    (true, Some(needed)) => format!("at least {needed}"),
+                    (true, Some(needed)) => {
+                        format!("lacks {}", needed.saturating_sub(found.budget))
+                    }
                     (true, None) => "too large".to_string(),
                     (false, _) => "no plan found".to_string(),
                 };
@@ -200,7 +209,7 @@ fn rate(per_second: f64) -> String {
     }
 }
 
-fn drawing(graph: &Graph, machine: &Machine, found: &Found) -> String {
+fn drawing(graph: &Graph, machine: &Machine, name: &str, found: &Found) -> String {
     let points: Vec<SizePoint> = found
         .tried
         .iter()
@@ -211,5 +220,5 @@ fn drawing(graph: &Graph, machine: &Machine, found: &Found) -> String {
         })
         .collect();
     let title = format!("{} on {}: what fits, and how fast it is", graph.name(), machine.name);
-    sizes_svg(&title, &points, found.size)
+    sizes_svg(&title, name, &points, found.size)
 }

@@ -8,7 +8,7 @@ use crate::id::NodeId;
 use crate::operator::{Axis, Linear, Literal, Part};
 use crate::sizes::counts::{self, Count};
 use crate::sizes::follow::{Followed, follow};
-use crate::sizes::groups::{Group, groups};
+use crate::sizes::groups::{Group, Rows, groups, tables};
 use crate::sizes::{Dimension, SizeError, certain, limited};
 
 /// What of a step changes with its size.
@@ -19,6 +19,8 @@ pub struct Changes {
     pub literals: SecondaryMap<NodeId, Vec<Literal>>,
     /// The numbers that count what grows, of each node.
     pub counts: SecondaryMap<NodeId, Vec<Count>>,
+    /// The tables that must have a row for each element of a dimension, of each node.
+    pub tables: SecondaryMap<NodeId, Option<Rows>>,
     /// Of each node with an output that nothing uses, whether such outputs grow.
     pub unused: SecondaryMap<NodeId, Vec<bool>>,
 }
@@ -46,7 +48,8 @@ impl Changes {
             let outputs = node.outputs.iter().enumerate().filter(|(_, output)| output.is_none());
             unused[id] = outputs.map(|(index, _)| is_grown(index)).collect::<Vec<bool>>();
         }
-        Ok(Changes { followed, literals, counts, unused })
+        let tables = tables(graph, &groups);
+        Ok(Changes { followed, literals, counts, tables, unused })
     }
 }
 

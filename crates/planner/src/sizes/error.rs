@@ -130,6 +130,16 @@ pub enum SizeError {
         /// What the size is called.
         dimension: &'static str,
     },
+    /// A table has fewer rows than are looked up in it.
+    #[error("node `{node}` looks up {asked} rows at this size, and its table has {rows}")]
+    Rows {
+        /// The name of the node.
+        node: String,
+        /// The rows that there are.
+        rows: u64,
+        /// The rows that are looked up.
+        asked: u64,
+    },
     /// A call would not conform to its operator.
     #[error("node `{node}` at this size: {error}")]
     Call {

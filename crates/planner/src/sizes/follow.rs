@@ -165,7 +165,10 @@ impl<'a> Joined<'a> {
             _ => 0,
         };
         let dim = usize::try_from(if dim < 0 { dim + rank } else { dim }).ok()?;
-        let parts = node.args.first()?.values();
+        // Vectors without elements take part in no concatenation.
+        let is_empty = |part: &ValueId| graph.values()[*part].tensor.shape == [0];
+        let mut parts = node.args.first()?.values();
+        parts.retain(|part| !is_empty(part));
         let has_dim = |part: &ValueId| graph.values()[*part].tensor.shape.len() > dim;
         let is_joined = node.op == "aten.cat.default" && parts.iter().all(has_dim);
         is_joined.then_some(Joined { parts, output, dim, node })

@@ -82,6 +82,15 @@ pub struct LookUp {
     pub index: (ValueId, usize),
 }
 
+/// A table whose rows a call looks up by an index that counts through them, as one of positions.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows {
+    /// The table.
+    pub table: ValueId,
+    /// The index, and the dimension along which it counts.
+    pub index: (ValueId, usize),
+}
+
 /// Operators whose output has the elements of argument 0.
 const SAME: [&str; 10] = [
     "aten._to_copy.default",
@@ -96,15 +105,38 @@ const SAME: [&str; 10] = [
     "aten.view.default",
 ];
 
-/// The look-ups of every call of `index`.
-pub fn look_ups(graph: &Graph, groups: &Groups) -> SecondaryMap<NodeId, Vec<LookUp>> {
-    // Along which dimension a value counts 0, 1, 2, …; along others it does not change.
-    let mut counts: SecondaryMap<ValueId, Option<usize>> = SecondaryMap::new();
-    let mut found = SecondaryMap::new();
+/// Along which dimension each value counts 0, 1, 2, …, if it does; along others it does not change.
+type Counts = SecondaryMap<ValueId, Option<usize>>;
+
+fn counts(graph: &Graph, groups: &Groups) -> Counts {
+    let mut counts = Counts::new();
     for (id, node) in graph.nodes() {
         if let Some(value) = node.outputs.first().copied().flatten() {
             counts[value] = along(node, &groups[id], &counts, value);
         }
+    }
+    counts
+}
+
+/// The tables of which rows are looked up by counting, by node.
+pub fn tables(graph: &Graph, groups: &Groups) -> SecondaryMap<NodeId, Option<Rows>> {
+    let counts = counts(graph, groups);
+    let mut found = SecondaryMap::new();
+    for (id, node) in graph.nodes() {
+        if let ("aten.embedding.default", [Argument::Value(table), Argument::Value(index), ..]) =
+            (&node.op[..], &node.args[..])
+        {
+            found[id] = counts[*index].map(|dim| Rows { table: *table, index: (*index, dim) });
+        }
+    }
+    found
+}
+
+/// The look-ups of every call of `index`.
+pub fn look_ups(graph: &Graph, groups: &Groups) -> SecondaryMap<NodeId, Vec<LookUp>> {
+    let counts = counts(graph, groups);
+    let mut found = SecondaryMap::new();
+    for (id, node) in graph.nodes() {
         let ("aten.index.Tensor", [Argument::Value(table), Argument::List(indices), ..]) =
             (&node.op[..], &node.args[..])
         else {
@@ -123,13 +155,8 @@ pub fn look_ups(graph: &Graph, groups: &Groups) -> SecondaryMap<NodeId, Vec<Look
 }
 
 /// Along which dimension an output counts, if it does.
-fn along(
-    node: &Node,
-    groups: &[Group],
-    counts: &SecondaryMap<ValueId, Option<usize>>,
-    value: ValueId,
-) -> Option<usize> {
-    if node.op == "aten.arange.start_step" {
+fn along(node: &Node, groups: &[Group], counts: &Counts, value: ValueId) -> Option<usize> {
+    if node.op.starts_with("aten.arange.") {
         return groups.iter().find_map(|group| Some(group.made.first()?.1.dim));
     }
     let adds_nothing = node.op == "aten.add.Tensor" && node.args.get(1) == Some(&Argument::Int(0));

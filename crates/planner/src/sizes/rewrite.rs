@@ -8,6 +8,7 @@ use crate::id::{NodeId, ValueId};
 use crate::operator::{Operator, TypedCall, Types};
 use crate::sizes::SizeError;
 use crate::sizes::changes::Changes;
+use crate::sizes::groups::Rows;
 use crate::sizes::layout::{Input, laid_out, span};
 use crate::tensor::{Argument, TensorType};
 use crate::units::{Bytes, Flops};
@@ -38,6 +39,13 @@ pub fn rewritten(graph: &Graph, changes: &Changes, from: u64, to: u64) -> Result
     let mut resized = Resized { graph, types: PrimaryMap::new() };
     let mut args: PrimaryMap<NodeId, Vec<Argument>> = PrimaryMap::new();
     for (id, node) in graph.nodes() {
+        if let Some(Rows { table, index: (index, dim) }) = changes.tables[id] {
+            let (rows, asked) =
+                (resized.type_of(table).shape[0], resized.type_of(index).shape[dim]);
+            if asked > rows {
+                return Err(SizeError::Rows { node: node.name.clone(), rows, asked });
+            }
+        }
         let given = arguments(node, changes, id, to, &resized);
         for tensor in outputs(&resized, changes, node, &given.ok_or_else(|| large(node))?, to)? {
             resized.types.push(tensor);

@@ -218,14 +218,21 @@ fn others(
 
 /// `cat(tensors, dim)`: all but that dimension, along which extents add up.
 pub fn side_by_side(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
-    let tensors = call.tensors(0);
     // Vectors without elements take part in no concatenation.
-    if tensors.iter().any(|tensor| tensor.shape == [0]) {
-        return Ok(Vec::new());
-    }
-    let rank = tensors.first().map_or(0, |tensor| tensor.shape.len());
-    let dim = dimension(call.optional_integer(1, "dim")?.unwrap_or(0), rank)?;
-    others(call, &[0], &[dim], 1, |dim| dim)
+    let mut tensors = call.tensors(0);
+    let count = tensors.len();
+    tensors.retain(|tensor| tensor.shape != [0]);
+    let Some(first) = tensors.first() else { return Ok(Vec::new()) };
+    let dim = call.optional_integer(1, "dim")?.unwrap_or(0);
+    let joined = dimension(dim, first.shape.len())?;
+    let agrees = |&dim: &usize| {
+        let mut extents = tensors.iter().map(|tensor| tensor.shape.get(dim));
+        dim != joined && extents.all(|extent| extent == Some(&first.shape[dim]))
+    };
+    Ok(long((0..first.shape.len()).filter(agrees).map(|dim| Axis {
+        divides: tensors.len() == count,
+        ..axis(first.shape[dim], &[Some(dim), None], &[rows(dim)])
+    })))
 }
 
 /// `gather(x, dim, index)`: that dimension of the index, and all others of both; that of `x` is
