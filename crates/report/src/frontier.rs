@@ -7,7 +7,7 @@ use std::fmt::Write;
 use tightfit::units::{Bytes, Seconds};
 
 use crate::axis::{duration, percents, ticks};
-use crate::svg::{Opening, centred, legend, level};
+use crate::svg::{Opening, centred, column, legend, level};
 
 const WIDTH: f64 = 900.0;
 const HEIGHT: f64 = 400.0;
@@ -49,12 +49,7 @@ pub fn frontier_svg(title: &str, unplanned: Seconds, points: &[FrontierPoint]) -
         svg.push('\n');
     }
     for tick in ticks(axes.low, axes.high) {
-        let at = x(tick);
-        let _ = write!(
-            svg,
-            r#"<line class="grid" x1="{at:.1}" x2="{at:.1}" y1="{TOP}" y2="{floor}"/>"#
-        );
-        centred(&mut svg, (at, floor + 18.0), tick);
+        column(&mut svg, x(tick), (TOP, floor), tick);
         svg.push('\n');
     }
     let plan: Vec<(f64, f64)> =

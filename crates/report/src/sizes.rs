@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 use crate::axis::grouped;
 use crate::frontier::line;
-use crate::svg::{Opening, centred, legend, level};
+use crate::svg::{Opening, centred, column, legend, level};
 
 const WIDTH: f64 = 900.0;
 const HEIGHT: f64 = 400.0;
@@ -49,12 +49,7 @@ pub fn sizes_svg(title: &str, name: &str, points: &[SizePoint], largest: u64) ->
         svg.push('\n');
     }
     for (size, label) in round(right).into_iter().filter(|(size, _)| size.fract() == 0.0) {
-        let at = x(size);
-        let _ = write!(
-            svg,
-            r#"<line class="grid" x1="{at:.1}" x2="{at:.1}" y1="{TOP}" y2="{floor}"/>"#
-        );
-        centred(&mut svg, (at, floor + 18.0), label);
+        column(&mut svg, x(size), (TOP, floor), label);
         svg.push('\n');
     }
     let plan: Vec<(f64, f64)> =

@@ -61,6 +61,13 @@ pub fn centred(svg: &mut String, (x, y): (f64, f64), label: impl Display) {
     );
 }
 
+/// An upright grid line from the top to the floor, with its label below.
+pub fn column(svg: &mut String, at: f64, (top, floor): (f64, f64), label: impl Display) {
+    let _ =
+        write!(svg, r#"<line class="grid" x1="{at:.1}" x2="{at:.1}" y1="{top}" y2="{floor}"/>"#);
+    centred(svg, (at, floor + 18.0), label);
+}
+
 /// What the lines of a drawing are, from `left` on: a sample of each that has a text, by its class;
 /// bounds are dashed.
 pub fn legend(svg: &mut String, left: f64, entries: [(&str, Option<String>); 2]) {

@@ -1,6 +1,7 @@
 //! Numbers that count what grows with the size of a step, as the gradient of a mean divides by how
-//! many elements were averaged. Invariant: one that is known to count grows; one that may count,
-//! without a known reason, is refused.
+//! many elements were averaged. Invariant: a factor or divisor grows if it is what the number of
+//! elements of a reduction close by makes of it; one that may count otherwise is refused. That is
+//! concluded from equality, so a constant that happens to be equal is taken for it.
 
 use std::collections::HashSet;
 
@@ -177,12 +178,12 @@ pub fn packet(node: &Node) -> &str {
 struct Derived {
     /// For each node, the reductions among the parts of its operator: one that PyTorch takes apart,
     /// such as a loss, is known by the first of its parts.
-    behind: SecondaryMap<NodeId, Vec<(NodeId, Elements)>>,
+    reductions: SecondaryMap<NodeId, Vec<(NodeId, Elements)>>,
 }
 
 impl Derived {
     fn of(graph: &Graph, groups: &Groups) -> Derived {
-        let mut behind: SecondaryMap<NodeId, Vec<(NodeId, Elements)>> = SecondaryMap::new();
+        let mut reductions: SecondaryMap<NodeId, Vec<(NodeId, Elements)>> = SecondaryMap::new();
         let sources: HashSet<NodeId> =
             graph.nodes().values().filter_map(|node| node.differentiates).collect();
         for &id in &sources {
@@ -199,19 +200,19 @@ impl Derived {
                     None => from.extend(node.outputs.iter().copied().flatten()),
                 }
             }
-            behind[id] = found;
+            reductions[id] = found;
         }
-        Derived { behind }
+        Derived { reductions }
     }
 
     /// What the reductions whose derivative a node computes put together.
     fn reduced(&self, node: &Node) -> Vec<Elements> {
-        let found = node.differentiates.map(|of| &self.behind[of]);
+        let found = node.differentiates.map(|of| &self.reductions[of]);
         found.into_iter().flatten().map(|(_, elements)| elements.clone()).collect()
     }
 
     fn is_of_variance(&self, graph: &Graph, node: &Node) -> bool {
-        let of = node.differentiates.map(|of| &self.behind[of]);
+        let of = node.differentiates.map(|of| &self.reductions[of]);
         let mut of = of.into_iter().flatten().map(|(node, _)| packet(&graph.nodes()[*node]));
         of.any(|packet| matches!(packet, "var" | "std" | "var_mean"))
     }

@@ -1,6 +1,7 @@
-//! The same step at another size: another batch, or another length of its samples. Invariant: what
-//! grows with the size follows from the batch's placeholders by the axes of each call, never from
-//! numbers that are alike; a step of which that is not known is refused, and the node is named.
+//! The same step at another size: another batch, or another length of its samples. Invariant: which
+//! dimensions grow follows from the batch's placeholders by the axes of each call, never from
+//! extents that are alike; a step of which that is not known is refused, and the node is named. Of
+//! other numbers, some are recognised or refused, and the rest stay (`counts`, `limited`).
 
 mod certain;
 mod changes;
