@@ -28,6 +28,11 @@ class Graph:
         """The same step with a batch of another size: of `batch` samples, each of this `length`. Every shape, and every
         number in a call that follows from the batch's size, is another; seconds that were measured are left out. Raises
         `OptionError` where it is not known what the step would be, and says at which node."""
+    def may_be_seen(self, along: str) -> bool:
+        """Whether a second capture may tell what the step is at another `batch` or `length`."""
+    def seen(self, other: Graph, along: str, grid: int) -> str | None:
+        """What a graph file records of a second capture, at another `batch` or `length`, as JSON; `None` if a table of
+        positions ends before that size. Raises `OptionError` that says what of it does not follow from this one."""
     def difference(self, other: Graph) -> str | None:
         """The first difference from another graph of the same step, node by node, in words; `None` if there is none.
         Names, origins and measured seconds do not count."""

@@ -51,10 +51,13 @@ def leaves(batch: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(ordered(batch)) if isinstance(leaf, torch.Tensor)]
 
 
-def resized(batch: Any, dimension: int, size: int) -> Any:
-    """A batch whose tensors have another size along a dimension, where they have it; its values do not matter."""
+def resized(batch: Any, dimension: int, size: int, *, now: int | None = None) -> Any:
+    """A batch whose tensors have another size along a dimension, where they have it; its values do not matter. With
+    `now`, only those of that size."""
     def one(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or leaf.dim() <= dimension or leaf.shape[dimension] == size:
+            return leaf
+        if now is not None and leaf.shape[dimension] != now:
             return leaf
         return leaf.new_zeros([*leaf.shape[:dimension], size, *leaf.shape[dimension + 1:]], requires_grad=leaf.requires_grad)
 

@@ -19,7 +19,7 @@ from . import given
 from .artifacts import write_all
 from .batch import ordered, pair, resized
 from .capture import capture
-from .errors import ExportError, OptionError
+from .errors import ExportError
 from .executable import check_model, packed
 from .extents import LEAST
 from .fold import fold
@@ -27,7 +27,7 @@ from .graph import producer, to_gzip, to_json
 from .measure import measured
 from .memoryless import is_memoryless, made_fake
 from .optimizer import resolve
-from .planning import read_graph
+from .recapture import compare, recaptures
 from .simplify import simplify
 from .step_json import REST, WEIGHTS, Initialisation, check_batch, data_entry, document, recipes, state_dict_of
 from .translate import translate
@@ -50,7 +50,7 @@ def export(
     provenance: dict[str, Any] | None = None,
     execute: bool = True,
     measure: bool = False,
-    check_size: int | None = None,
+    check_size: int | bool = True,
     device: str | torch.device | None = None,
 ) -> dict[str, torch.Tensor]:
     """Writes one training step of `model` under the loss `loss_fn(model(inputs), targets)`.
@@ -87,9 +87,11 @@ def export(
     PyTorch's fused updates, one parameter each. A warning names the calls that cannot be run this way; they have no
     seconds, and the planner predicts them.
 
-    With `check_size=N` the step is captured once more, with a batch of *N* samples, and compared node by node with what
-    `Graph.at(batch=N)` makes of the training graph: that plans for other batches can be made from the file is then not
-    only derived, but seen. Raises `ExportError` at the first difference.
+    So that plans for another batch or length can be made from the file, the step is captured at another batch and at
+    another length as well, and compared node by node with what `Graph.at` makes of the training graph. The file says
+    what was seen; where there was a difference, other sizes are refused later. With `check_size=N` a batch of *N*
+    samples is compared as well, and a difference raises `ExportError`; with `check_size=False` nothing is, which takes
+    a third of the time.
 
     Returns the tensors that the graph reads and the model does not have, by their names in the graph: buffers of the
     loss (`loss.weight`), and constants that the forward pass creates (`constant.…`). `arguments` takes them; most
@@ -108,7 +110,7 @@ def export(
         given.text(option, called)
     for option, called in ((execute, "execute"), (measure, "measure")):
         given.flag(option, called)
-    if check_size is not None:
+    if not isinstance(check_size, bool):
         given.whole(check_size, "check_size", least=LEAST)
     path = given.path(out, "out")
     chosen = resolve(optimizer, learning_rate, model, execute=execute)
@@ -116,15 +118,16 @@ def export(
     where = _device(device, model, batch, measure=measure, execute=execute)
     evaluation = batch if evaluation_batch is None else _apart(ordered(pair(evaluation_batch)))
     traced, (batch, evaluation) = made_fake(model, (batch, evaluation))
+
+    def captured(batch: Any) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        return _graph(traced, loss_fn, batch, name, chosen, training=True, execute=execute,
+                      on_cuda=not execute and where.type == "cuda")
+
     if not execute:
         if not path.name.endswith((".json", ".json.gz")):
             raise ExportError(f"out={path.name!r}; with execute=False name one file ending in .json or .json.gz")
-        graph, tensors = _graph(traced, loss_fn, batch, name, chosen, training=True, execute=False,
-                                on_cuda=where.type == "cuda")
-        if check_size is not None:
-            other = _graph(traced, loss_fn, resized(batch, 0, check_size), name, chosen, training=True, execute=False,
-                           on_cuda=where.type == "cuda")
-            _compare(graph, other[0], check_size)
+        graph, tensors = captured(batch)
+        _compared(graph, captured, batch, check_size)
         if measure:
             graph = measured(graph, where)
         write_all({path: to_json(graph).encode() if path.name.endswith(".json") else to_gzip(graph)})
@@ -138,9 +141,8 @@ def export(
     entry = data_entry(data, path)
     check_batch(entry, batch, "example_batch")
     check_batch(entry, evaluation, "evaluation_batch")
-    train, tensors = _graph(traced, loss_fn, batch, name, chosen, training=True)
-    if check_size is not None:
-        _compare(train, _graph(traced, loss_fn, resized(batch, 0, check_size), name, chosen, training=True)[0], check_size)
+    train, tensors = captured(batch)
+    _compared(train, captured, batch, check_size)
     files: dict[Path, Any] = {path / "train.json.gz": packed(train)}
     evaluate, more = _graph(traced, loss_fn, evaluation, f"{name}-eval", None, training=False)
     files[path / "eval.json.gz"] = packed(evaluate)
@@ -155,14 +157,17 @@ def export(
     return _foreign(train, tensors, model)
 
 
-def _compare(graph: dict[str, Any], captured: dict[str, Any], size: int) -> None:
-    """Refuses a graph that is not, at another batch size, what was captured there."""
-    try:
-        difference = read_graph(graph).at(batch=size).difference(read_graph(captured))
-    except OptionError as error:
-        raise ExportError(f"check_size={size}: {error}") from error
-    if difference is not None:
-        raise ExportError(f"with a batch of {size} the step is not what follows from the captured one: {difference}")
+def _compared(graph: dict[str, Any], captured: Callable[[Any], Any], batch: Any, check_size: int | bool) -> None:
+    """Captures the step at other sizes of its batch, and records in `graph` what was seen."""
+    def again(dimension: int, now: int, size: int) -> dict[str, Any]:
+        return captured(resized(batch, dimension, size, now=now))[0]
+
+    if check_size is False:
+        return
+    found = recaptures(graph, again)
+    graph |= {"recaptures": found} if found else {}
+    if check_size is not True:
+        compare(graph, again, check_size)
 
 
 def _foreign(graph: dict[str, Any], tensors: dict[str, torch.Tensor], model: nn.Module) -> dict[str, torch.Tensor]:

@@ -1,10 +1,12 @@
 //! The batches of an update: how large each is, and how many there are. Invariant: planning,
 //! checking and running a step with the same options refer to the same graph.
 
+use std::fmt;
+
 use clap::Args;
 use tightfit::graph::Graph;
 use tightfit::pipeline::{PipelineError, accumulate};
-use tightfit::sizes::{Dimension, LEAST, SizeError, Sizes};
+use tightfit::sizes::{Dimension, LEAST, SizeError, resized};
 use tightfit_engine::Step;
 
 use crate::failure::Result;
@@ -69,19 +71,25 @@ impl Batches {
     }
 
     /// The step of one of these batches.
-    pub fn sized(self, mut graph: Graph) -> Result<Graph, SizeError> {
-        for (dimension, size) in self.sizes() {
-            graph = Sizes::along(&graph, dimension)?.at(size)?;
-        }
-        Ok(graph)
+    pub fn sized(self, graph: Graph) -> Result<Graph, SizeError> {
+        self.unseen(&graph).for_each(Unseen::tell);
+        self.resized(&graph)
+    }
+
+    /// The same, without a word about what is not known.
+    pub fn resized(self, graph: &Graph) -> Result<Graph, SizeError> {
+        resized(graph, &self.sizes().collect::<Vec<_>>())
     }
 
     /// The same of a step that can be trained.
-    pub fn sized_step(self, mut step: Step) -> Result<Step, SizeError> {
-        for (dimension, size) in self.sizes() {
-            step = step.resized(dimension, size)?;
-        }
-        Ok(step)
+    pub fn sized_step(self, step: Step) -> Result<Step, SizeError> {
+        self.unseen(&step.training).for_each(Unseen::tell);
+        step.resized(&self.sizes().collect::<Vec<_>>())
+    }
+
+    /// The dimensions along which other sizes were not captured.
+    pub fn unseen(self, graph: &Graph) -> impl Iterator<Item = Unseen> + '_ {
+        self.sizes().filter_map(|(dimension, _)| Unseen::of(graph, dimension))
     }
 
     /// The number of micro-batches.
@@ -106,5 +114,32 @@ impl Batches {
     fn sizes(self) -> impl Iterator<Item = (Dimension, u64)> {
         let all = [(Dimension::Batch, self.samples), (Dimension::Length, self.length)];
         all.into_iter().filter_map(|(dimension, size)| Some((dimension, size?)))
+    }
+}
+
+/// A dimension along which a step was not captured at another size. Displays what may be wrong.
+pub struct Unseen(Dimension);
+
+impl Unseen {
+    /// That of a graph, unless it was.
+    pub fn of(graph: &Graph, dimension: Dimension) -> Option<Unseen> {
+        graph.recapture(dimension).is_none().then_some(Unseen(dimension))
+    }
+
+    /// Says so.
+    pub fn tell(self) {
+        note!("note: {self}");
+    }
+}
+
+impl fmt::Display for Unseen {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.0.name();
+        write!(
+            formatter,
+            "the graph does not say that the step was captured with another {name}: numbers that \
+             the model computes from it may be taken for constants; export the step again to have \
+             them compared"
+        )
     }
 }

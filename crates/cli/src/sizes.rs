@@ -116,7 +116,7 @@ impl Question<'_> {
     pub fn answer(&self) -> Result<Found> {
         let (tried, barred) = (BTreeMap::new(), BTreeMap::new());
         let mut asked = Asked { question: self, tried, refused: None, barred };
-        let range = Range { least: LEAST, most: MOST, grid: 1 };
+        let range = Range { least: LEAST, most: MOST, grid: self.sizes.grid() };
         let size = largest(self.sizes.size(), range, self.budget, |size| asked.trial(size))?;
         let Some(size) = size else {
             return Err(match asked.refused {

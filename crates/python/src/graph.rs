@@ -1,18 +1,21 @@
 //! Graphs for Python. Invariant: a graph is read and verified once; every object made from it
 //! shares the same tables, so nothing is read again for a second plan.
 
+use std::ffi::CString;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
 use tightfit::graph::{self, Graph};
 use tightfit::machine::Machine;
-use tightfit::sizes::difference;
+use tightfit::sizes::{Dimension, SizeError, Unlike, difference, may_be_seen, seen};
 use tightfit_cli::batches::Batches;
 use tightfit_cli::failure::Result;
 use tightfit_cli::input::{self, OnMachine};
 
 use crate::attend::attended;
+use crate::errors;
 use crate::given::{Document, Whole, threads};
 
 /// A training step as one graph of operator calls, verified when it was read.
@@ -69,10 +72,37 @@ impl Subject {
     fn at(&self, py: Python<'_>, batch: Option<Whole>, length: Option<Whole>) -> PyResult<Subject> {
         let number = |given: Option<Whole>| given.map(|given| given.0);
         let asked = Batches::of_size(number(batch), number(length));
+        for unseen in asked.unseen(&self.graph) {
+            let text = CString::new(unseen.to_string())?;
+            PyErr::warn(py, &py.get_type::<PyUserWarning>(), &text, 1)?;
+        }
         attended(py, |_| {
-            let graph = asked.sized(Graph::clone(&self.graph))?;
+            let graph = asked.resized(&self.graph)?;
             let batches = self.batches.then(asked);
             Ok(Subject { graph: Arc::new(graph), folder: self.folder.clone(), batches })
+        })
+    }
+
+    /// Whether a second capture may tell what the step is at another size of the batch along a
+    /// dimension.
+    fn may_be_seen(&self, along: Along) -> bool {
+        may_be_seen(&self.graph, along.0)
+    }
+
+    /// What to record of a second capture at another size along a dimension, as text of JSON;
+    /// `None` if a table ends before that size. An error says what of it does not follow from this
+    /// one.
+    fn seen(
+        &self,
+        py: Python<'_>,
+        other: &Subject,
+        along: Along,
+        grid: u64,
+    ) -> PyResult<Option<String>> {
+        attended(py, |_| match seen(&self.graph, &other.graph, along.0, grid) {
+            Ok(found) => Ok(Some(graph::write_recapture(&found).to_string())),
+            Err(Unlike::Size(SizeError::Rows { .. })) => Ok(None),
+            Err(error) => Err(error.into()),
         })
     }
 
@@ -91,6 +121,21 @@ impl Subject {
     /// The machine that it is planned for.
     pub fn machine(&self, on: &OnMachine) -> Result<Machine> {
         on.machine(self.folder.is_some())
+    }
+}
+
+/// A dimension of the batch, by name.
+struct Along(Dimension);
+
+impl FromPyObject<'_, '_> for Along {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'_, '_, PyAny>) -> PyResult<Along> {
+        let name: String = given.extract()?;
+        let found = Dimension::ALL.into_iter().find(|dimension| dimension.name() == name);
+        let unknown =
+            || errors::option(given.py(), &format!("`{name}` is no dimension of a batch"));
+        found.map(Along).ok_or_else(unknown)
     }
 }
 

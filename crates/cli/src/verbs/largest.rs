@@ -14,7 +14,7 @@ use tightfit::units::Seconds;
 use tightfit_engine::Budget;
 use tightfit_report::{SizePoint, sizes_svg};
 
-use crate::batches::Batches;
+use crate::batches::{Batches, Unseen};
 use crate::effort::Search;
 use crate::exit_code::ExitCode;
 use crate::failure::Result;
@@ -99,8 +99,10 @@ pub fn largest(arguments: &Arguments) -> Result<ExitCode> {
     if search.limits.iterations.is_none() {
         search.limits.deadline = search.limits.deadline.or(Some(DEADLINE));
     }
+    let dimension = arguments.axis.dimension();
+    Unseen::of(&graph, dimension).into_iter().for_each(Unseen::tell);
     let question = Question {
-        sizes: Sizes::along(&graph, arguments.axis.dimension())?,
+        sizes: Sizes::along(&graph, dimension)?,
         batches: arguments.batches,
         machine: &machine,
         budget,

@@ -11,7 +11,7 @@ use tightfit::pipeline::{
     Division, Leeway, Message, PipelineError, Ranks, Rows, accumulate, follow, name_of, ranks,
 };
 use tightfit::sharded::ShardingError;
-use tightfit::sizes::{Dimension, SizeError, Sizes};
+use tightfit::sizes::{Dimension, SizeError, resized};
 
 use crate::step::{Part, Step};
 use crate::transport::Route;
@@ -66,13 +66,15 @@ impl Step {
     ///
     /// # Errors
     /// [`SizeError`] if it is not known what the step would be.
-    pub fn resized(mut self, dimension: Dimension, size: u64) -> Result<Step, SizeError> {
-        let at = |graph: &Graph| Sizes::along(graph, dimension)?.at(size);
-        self.training = at(&self.training)?;
-        if dimension == Dimension::Length {
-            self.evaluation = self.evaluation.as_ref().map(at).transpose()?;
+    pub fn resized(mut self, sizes: &[(Dimension, u64)]) -> Result<Step, SizeError> {
+        self.training = resized(&self.training, sizes)?;
+        let is_length = |(dimension, _): &&(Dimension, u64)| *dimension == Dimension::Length;
+        let lengths: Vec<(Dimension, u64)> = sizes.iter().filter(is_length).copied().collect();
+        let evaluation = self.evaluation.as_ref().map(|graph| resized(graph, &lengths));
+        self.evaluation = evaluation.transpose()?;
+        for &(dimension, size) in sizes {
+            self.data = self.data.resized(dimension, size);
         }
-        self.data = self.data.resized(dimension, size);
         self.part = Part::whole(&self.training);
         self.evaluation_part = self.evaluation.as_ref().map(Part::whole).unwrap_or_default();
         Ok(self)

@@ -6,11 +6,11 @@
 
 use cranelift_entity::{EntityRef, PrimaryMap};
 
-use crate::graph::Graph;
 use crate::graph::error::GraphError;
 use crate::graph::node::{Node, Phase, Value};
 use crate::graph::parts::Parts;
 use crate::graph::verify;
+use crate::graph::{Dimension, Graph, Recapture};
 use crate::id::{MicroBatchId, ModuleId, NodeId, StorageId, ValueId};
 use crate::operator::Operator;
 use crate::tensor::{Argument, DType, TensorType};
@@ -187,6 +187,7 @@ impl GraphBuilder {
             values: PrimaryMap::new(),
             outputs: Vec::new(),
             output_names: None,
+            recaptures: [None, None],
         })
     }
 
@@ -202,6 +203,7 @@ impl GraphBuilder {
             values: graph.values.clone(),
             outputs: graph.outputs.clone(),
             output_names: graph.output_names.clone(),
+            recaptures: graph.recaptures.clone(),
         })
     }
 
@@ -319,6 +321,11 @@ impl GraphBuilder {
     /// Says what each of the outputs is.
     pub fn output_names(&mut self, names: Vec<String>) {
         self.0.output_names = Some(names);
+    }
+
+    /// Says what capturing the step at another size showed.
+    pub fn recapture(&mut self, dimension: Dimension, seen: Recapture) {
+        self.0.recaptures[dimension.index()] = Some(seen);
     }
 
     /// Verifies all rules; the graph never changes after that.

@@ -14,6 +14,7 @@ use crate::graph::limits::{
     FORMAT, MOST_NAMES, MOST_NODES, MOST_OF_A_SOURCE, MOST_OF_AN_EVENT, MOST_STORAGES,
 };
 use crate::graph::raw::{Name, RawNode, makes};
+use crate::graph::recapture::RawRecaptures;
 use crate::id::StorageId;
 use crate::reading::{AtMost, Bounded, Each};
 use crate::units::Bytes;
@@ -35,6 +36,7 @@ pub(super) struct Document {
     nodes: Result<Assembly, ReadError>,
     outputs: AtMost<u64, MOST_NAMES>,
     output_names: Option<Names>,
+    recaptures: Option<RawRecaptures>,
 }
 
 type Names = AtMost<Name, MOST_NAMES>;
@@ -106,6 +108,9 @@ impl Document {
         }
         if let Some(names) = self.output_names {
             builder.output_names(plain(names));
+        }
+        for (dimension, seen) in self.recaptures.into_iter().flat_map(RawRecaptures::all) {
+            builder.recapture(dimension, seen);
         }
         Ok(nodes.builder.build()?)
     }

@@ -321,6 +321,12 @@ pub enum GraphError {
         /// The number of outputs.
         outputs: usize,
     },
+    /// A second capture is said to have another number in a node that there is not.
+    #[error("`recaptures` names node `{node}`, which the graph does not have")]
+    Recaptured {
+        /// The name.
+        node: String,
+    },
     /// A value is declared to outlive the step, but no node produces it.
     #[error("value {value} is to outlive the step, but no node produces it")]
     UnknownOutput {

@@ -9,8 +9,8 @@ use flate2::write::GzEncoder;
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::Value as Json;
 
-use crate::graph::Graph;
 use crate::graph::limits::FORMAT;
+use crate::graph::{Dimension, Graph, Recapture, SeenNumber};
 use crate::id::{MicroBatchId, NodeId, ValueId};
 use crate::tensor::Argument;
 
@@ -42,6 +42,11 @@ pub fn write_file(graph: &Graph, packed: bool) -> Vec<u8> {
     packer.finish().expect(written)
 }
 
+/// What a second capture showed, as a graph's file holds it.
+pub fn write_recapture(seen: &Recapture) -> Json {
+    serde_json::to_value(Again(seen)).expect("it has no keys but text")
+}
+
 /// A graph in the form of its file. Here and in all that follows, keys are in alphabetical order.
 struct File<'a>(&'a Graph);
 
@@ -56,9 +61,52 @@ impl Serialize for File<'_> {
         set.if_some("nodes", Some(Many(|| graph.nodes().keys().map(|id| Node(graph, id)))))?;
         set.if_some("output_names", graph.output_names())?;
         set.if_some("outputs", Some(ids(graph.outputs())))?;
+        let seen = graph.recaptures.iter().any(Option::is_some);
+        set.if_some("recaptures", seen.then_some(Seen(graph)))?;
         set.if_some("source", Some(graph.source()))?;
         set.if_some("storages", Some(Many(|| graph.storages().values())))?;
         set.if_some("uncalled", graph.uncalled())?;
+        map.end()
+    }
+}
+
+/// What captures at other sizes showed, by dimension.
+struct Seen<'a>(&'a Graph);
+
+impl Serialize for Seen<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let of =
+            |dimension: Dimension| Some((dimension.name(), Again(self.0.recapture(dimension)?)));
+        serializer.collect_map(Dimension::ALL.into_iter().filter_map(of))
+    }
+}
+
+struct Again<'a>(&'a Recapture);
+
+impl Serialize for Again<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Again(seen) = self;
+        let mut map = serializer.serialize_map(None)?;
+        let mut set = Entries(&mut map);
+        set.if_some("difference", seen.difference.as_ref())?;
+        set.if_some("grid", (seen.grid != 1).then_some(seen.grid))?;
+        set.if_some("numbers", given(&seen.numbers).map(|all| Many(|| all.iter().map(Other))))?;
+        set.if_some("size", seen.size)?;
+        map.end()
+    }
+}
+
+struct Other<'a>(&'a SeenNumber);
+
+impl Serialize for Other<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Other(SeenNumber { node, argument, item, number }) = self;
+        let mut map = serializer.serialize_map(None)?;
+        let mut set = Entries(&mut map);
+        set.if_some("argument", Some(argument))?;
+        set.if_some("item", item.as_ref())?;
+        set.if_some("node", Some(node))?;
+        set.if_some("number", Some(number))?;
         map.end()
     }
 }

@@ -14,6 +14,7 @@ mod node;
 mod parts;
 mod raw;
 mod read;
+mod recapture;
 mod verify;
 
 use std::io::{self, Write};
@@ -23,10 +24,11 @@ use sha2::{Digest, Sha256};
 
 pub use builder::{GraphBuilder, NodeSpec, ValueSpec};
 pub use error::{GraphError, ReadError};
-pub use format::{write, write_file};
+pub use format::{write, write_file, write_recapture};
 pub use limits::FORMAT;
 pub use node::{Node, Phase, Value};
 pub use read::{read, read_from};
+pub use recapture::{Dimension, Recapture, SeenNumber};
 
 use crate::id::{ModuleId, NodeId, StorageId, ValueId};
 use crate::operator::{TypedCall, Types};
@@ -42,6 +44,9 @@ struct Accesses {
     is_view: bool,
 }
 
+/// What was seen along each dimension, if the step was captured at another size.
+type Recaptures = [Option<Recapture>; Dimension::ALL.len()];
+
 /// A verified training graph.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Graph {
@@ -54,6 +59,7 @@ pub struct Graph {
     values: PrimaryMap<ValueId, Value>,
     outputs: Vec<ValueId>,
     output_names: Option<Vec<String>>,
+    recaptures: Recaptures,
     accesses: SecondaryMap<NodeId, Accesses>,
     kept: SecondaryMap<StorageId, bool>,
     producer: SecondaryMap<StorageId, Option<NodeId>>,
@@ -106,6 +112,11 @@ impl Graph {
     /// the parameter of that name.
     pub fn output_names(&self) -> Option<&[String]> {
         self.output_names.as_deref()
+    }
+
+    /// What capturing the step at another size showed; `None` if the graph does not say.
+    pub fn recapture(&self, dimension: Dimension) -> Option<&Recapture> {
+        self.recaptures[dimension.index()].as_ref()
     }
 
     /// Storages that a node reads, each once (also those it overwrites).

@@ -3,6 +3,7 @@
 
 use cranelift_entity::PrimaryMap;
 
+use crate::graph::Recaptures;
 use crate::graph::node::{Node, Value};
 use crate::id::{ModuleId, NodeId, StorageId, ValueId};
 use crate::units::Bytes;
@@ -19,4 +20,5 @@ pub(super) struct Parts {
     pub values: PrimaryMap<ValueId, Value>,
     pub outputs: Vec<ValueId>,
     pub output_names: Option<Vec<String>>,
+    pub recaptures: Recaptures,
 }

@@ -12,7 +12,7 @@ use crate::graph::node::{Node, Phase, Value};
 use crate::graph::parts::Parts;
 use crate::graph::verify::footprint::fits;
 use crate::graph::verify::history::History;
-use crate::graph::{Accesses, Graph};
+use crate::graph::{Accesses, Graph, SeenNumber};
 use crate::id::{MicroBatchId, ModuleId, NodeId, StorageId, ValueId};
 use crate::operator::Operator;
 use crate::units::{Bytes, Seconds};
@@ -29,6 +29,7 @@ pub(super) fn verify(parts: Parts) -> Result<Graph, GraphError> {
         mut values,
         outputs,
         output_names,
+        recaptures,
     } = parts;
     if modules.is_empty() {
         return Err(GraphError::NoModules);
@@ -56,6 +57,12 @@ pub(super) fn verify(parts: Parts) -> Result<Graph, GraphError> {
     if let Some(names) = output_names.as_ref().filter(|names| names.len() != outputs.len()) {
         return Err(GraphError::OutputNames { names: names.len(), outputs: outputs.len() });
     }
+    let names: HashSet<&str> = nodes.values().map(|node| node.name.as_str()).collect();
+    for SeenNumber { node, .. } in recaptures.iter().flatten().flat_map(|seen| &seen.numbers) {
+        if !names.contains(node.as_str()) {
+            return Err(GraphError::Recaptured { node: node.clone() });
+        }
+    }
     let kept = kept(&outputs, &nodes, &values, &history)?;
     Ok(Graph {
         name,
@@ -67,6 +74,7 @@ pub(super) fn verify(parts: Parts) -> Result<Graph, GraphError> {
         values,
         outputs,
         output_names,
+        recaptures,
         accesses,
         kept,
         producer: history.producer,

@@ -10,7 +10,7 @@ use crate::graph::{Graph, Node};
 use crate::id::{NodeId, ValueId};
 use crate::operator::{Linear, axes_of};
 use crate::sizes::SizeError;
-use crate::sizes::counts::packet;
+use crate::sizes::elements::packet;
 use crate::sizes::follow::Followed;
 use crate::sizes::groups::{Group, Groups};
 use crate::tensor::Argument;
@@ -40,9 +40,8 @@ pub fn check(
             }
         }
         if let Some(dim) = looked_up(graph, node, followed) {
-            let (node, op) = (node.name.clone(), node.op.clone());
-            let dimension = followed.dimension.name();
-            return Err(SizeError::Unknown { node, op, dimension, dim });
+            let (node, dimension) = (node.name.clone(), followed.dimension.name());
+            return Err(SizeError::LookUp { node, dimension, dim });
         }
         if let Some(position) = doubtful(graph, node, followed) {
             let (node, dimension) = (node.name.clone(), followed.dimension.name());

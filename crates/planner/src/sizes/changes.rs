@@ -3,12 +3,14 @@
 
 use cranelift_entity::SecondaryMap;
 
-use crate::graph::Graph;
+use crate::graph::{Graph, Recapture};
 use crate::id::NodeId;
 use crate::operator::{Axis, Linear, Literal, Part};
-use crate::sizes::counts::{self, Count};
+use crate::sizes::counts;
+use crate::sizes::elements::Known;
 use crate::sizes::follow::{Followed, follow};
 use crate::sizes::groups::{Group, Rows, groups, tables};
+use crate::sizes::varying::{Varying, varying};
 use crate::sizes::{Dimension, SizeError, certain, limited};
 
 /// What of a step changes with its size.
@@ -17,8 +19,8 @@ pub struct Changes {
     pub followed: Followed,
     /// The whole numbers among the arguments of each node that are extents that grow.
     pub literals: SecondaryMap<NodeId, Vec<Literal>>,
-    /// The numbers that count what grows, of each node.
-    pub counts: SecondaryMap<NodeId, Vec<Count>>,
+    /// The other numbers among them that follow from the size.
+    pub varying: SecondaryMap<NodeId, Vec<Varying>>,
     /// The tables that must have a row for each element of a dimension, of each node.
     pub tables: SecondaryMap<NodeId, Option<Rows>>,
     /// Of each node with an output that nothing uses, whether such outputs grow.
@@ -26,14 +28,16 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// Everything that changes if dimension `dimension` of the batch, of `size` elements, does.
-    pub fn of(graph: &Graph, dimension: Dimension, size: u64) -> Result<Changes, SizeError> {
+    /// Everything that changes if dimension `dimension` of the batch, of `size` elements, does. If
+    /// a second capture was seen, that says which numbers change; else those that may are refused.
+    pub fn of(
+        graph: &Graph,
+        dimension: Dimension,
+        size: u64,
+        seen: Option<&Recapture>,
+    ) -> Result<Changes, SizeError> {
         let groups = groups(graph);
         let followed = follow(graph, &groups, dimension, size)?;
-        let numbers = counts::numbers(graph, &groups, &followed);
-        certain::check(graph, &groups, &followed, &numbers)?;
-        limited::check(graph, &followed)?;
-        let counts = counts::counts(graph, &groups, &followed, &numbers)?;
         let (mut literals, mut unused) = (SecondaryMap::new(), SecondaryMap::new());
         for (id, node) in graph.nodes() {
             let grown = |group: &Group| Some((followed.steps(group)?, group.axis.clone()));
@@ -49,7 +53,17 @@ impl Changes {
             unused[id] = outputs.map(|(index, _)| is_grown(index)).collect::<Vec<bool>>();
         }
         let tables = tables(graph, &groups);
-        Ok(Changes { followed, literals, counts, tables, unused })
+        let known = Known::of(graph, &groups);
+        let varying = match seen {
+            Some(seen) => varying(graph, seen, &followed, &literals, &known)?,
+            None => {
+                let numbers = counts::numbers(graph, &groups, &followed);
+                certain::check(graph, &groups, &followed, &numbers)?;
+                limited::check(graph, &followed)?;
+                counts::counts(graph, &known, &followed, &numbers)?
+            }
+        };
+        Ok(Changes { followed, literals, varying, tables, unused })
     }
 }
 

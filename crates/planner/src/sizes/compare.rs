@@ -50,6 +50,13 @@ fn differs<T: PartialEq + std::fmt::Debug>(
     is_other.then(|| Difference { node: None, what, one: shown(one), other: shown(other) })
 }
 
+/// The first difference between two calls that are to have the same arguments but for numbers.
+pub fn of_calls(a: &Node, b: &Node) -> Option<Difference> {
+    let found = differs("the operator", &a.op, &b.op)
+        .or_else(|| differs("the number of arguments", a.args.len(), b.args.len()));
+    found.map(|found| Difference { node: Some(a.name.clone()), ..found })
+}
+
 fn of_nodes(
     (one, id, a): (&Graph, NodeId, &Node),
     (other, b): (&Graph, &Node),

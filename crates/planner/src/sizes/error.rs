@@ -6,6 +6,7 @@ use thiserror::Error;
 use crate::exit::coded;
 use crate::graph::GraphError;
 use crate::operator::Unsuited;
+use crate::sizes::compare::Difference;
 
 /// Why a step cannot have another size.
 #[derive(Debug, Error, PartialEq)]
@@ -33,6 +34,47 @@ pub enum SizeError {
     None {
         /// What the size is called.
         dimension: &'static str,
+    },
+    /// A second capture showed more differences than follow, or could not be made.
+    #[error("the step has no other {dimension} of which it is known what it would be: {why}")]
+    Differs {
+        /// What the size is called.
+        dimension: &'static str,
+        /// The difference.
+        why: String,
+    },
+    /// Only multiples are known to be what follows.
+    #[error("a {dimension} of {size} is no multiple of {grid}: {why}")]
+    Multiple {
+        /// What the size is called.
+        dimension: &'static str,
+        /// The size.
+        size: u64,
+        /// The number of which sizes are multiples.
+        grid: u64,
+        /// What was different at another size.
+        why: String,
+    },
+    /// What follows from a size along one dimension depends on that along another one.
+    #[error("the step depends on which of its sizes is changed first: {difference}")]
+    Order {
+        /// What is different then.
+        difference: Difference,
+    },
+    /// A number is another one at another size, and it is not known how it follows.
+    #[error(
+        "node `{node}` has the number {} at a {dimension} of {}, and {} at {}, and it is not known \
+         what it is at others", one.0, one.1, other.0, other.1
+    )]
+    Varies {
+        /// The name of the node.
+        node: String,
+        /// What the size is called.
+        dimension: &'static str,
+        /// The number, and at which size it is that.
+        one: (f64, u64),
+        /// Another one, and at which size.
+        other: (f64, u64),
     },
     /// The step has several micro-batches.
     #[error("the step has several micro-batches; give that of a single one")]
@@ -116,6 +158,19 @@ pub enum SizeError {
         number: f64,
         /// What the size is called.
         dimension: &'static str,
+    },
+    /// What grows is looked up in at as many positions as before.
+    #[error(
+        "node `{node}` looks up in dimension {dim} of what grows with the {dimension}, at as many \
+         positions as before, which may follow from it"
+    )]
+    LookUp {
+        /// The name of the node.
+        node: String,
+        /// What the size is called.
+        dimension: &'static str,
+        /// The dimension of the tensor.
+        dim: usize,
     },
     /// A slice starts or ends at a number that may follow from the size.
     #[error(

@@ -8,7 +8,7 @@ use cranelift_entity::SecondaryMap;
 use crate::graph::{Graph, Node};
 use crate::id::ValueId;
 use crate::sizes::SizeError;
-use crate::sizes::counts::packet;
+use crate::sizes::elements::packet;
 use crate::sizes::follow::Followed;
 use crate::tensor::{Argument, DType};
 

@@ -7,48 +7,30 @@ mod certain;
 mod changes;
 mod compare;
 mod counts;
+mod elements;
 mod error;
 mod follow;
+mod form;
 mod groups;
 mod layout;
 mod limited;
 mod rewrite;
 mod search;
+mod seen;
+mod varying;
 
+pub use crate::graph::Dimension;
 pub use compare::{Difference, difference};
 pub use error::SizeError;
 pub use search::{Range, Trial, largest};
+pub use seen::{Unlike, may_be_seen, seen};
 
-use crate::graph::{Graph, Phase};
+use crate::graph::{Graph, Phase, Recapture};
 use crate::id::ValueId;
 use crate::sizes::changes::Changes;
 
 /// The least size: PyTorch captures another graph for one.
 pub const LEAST: u64 = 2;
-
-/// The dimension of the batch along which a step is to have another size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dimension {
-    /// Samples: the first dimension of the batch's tensors.
-    Batch,
-    /// What each sample consists of, such as words: the second one.
-    Length,
-}
-
-impl Dimension {
-    /// Its index among the dimensions of the batch's tensors.
-    pub fn index(self) -> usize {
-        self as usize
-    }
-
-    /// What its size is called.
-    pub fn name(self) -> &'static str {
-        match self {
-            Dimension::Batch => "batch",
-            Dimension::Length => "length",
-        }
-    }
-}
 
 /// A step whose size may be another one.
 pub struct Sizes<'a> {
@@ -62,11 +44,24 @@ impl<'a> Sizes<'a> {
     /// Follows a dimension of the batch through all calls of a step.
     ///
     /// # Errors
-    /// [`SizeError`] if the step has no such dimension, or if it is not known how a call depends on
-    /// it.
+    /// [`SizeError`] if the step has no such dimension, if it is not known how a call depends on
+    /// it, or if a second capture showed that more does.
     pub fn along(graph: &'a Graph, dimension: Dimension) -> Result<Sizes<'a>, SizeError> {
+        Sizes::by(graph, dimension, graph.recapture(dimension))
+    }
+
+    /// The same, by what a second capture showed, if there is one.
+    fn by(
+        graph: &'a Graph,
+        dimension: Dimension,
+        seen: Option<&Recapture>,
+    ) -> Result<Sizes<'a>, SizeError> {
         let size = size(graph, dimension)?;
-        let changes = Changes::of(graph, dimension, size)?;
+        let changes = Changes::of(graph, dimension, size, seen)?;
+        if let Some(Recapture { size: None, difference, .. }) = seen {
+            let (dimension, why) = (dimension.name(), difference.clone().unwrap_or_default());
+            return Err(SizeError::Differs { dimension, why });
+        }
         Ok(Sizes { graph, dimension, size, changes })
     }
 
@@ -80,6 +75,11 @@ impl<'a> Sizes<'a> {
         self.dimension
     }
 
+    /// Sizes are multiples of this.
+    pub fn grid(&self) -> u64 {
+        self.graph.recapture(self.dimension).map_or(1, |seen| seen.grid)
+    }
+
     /// The step at another size. Its calls have no measured seconds if their tensors are others.
     ///
     /// # Errors
@@ -89,8 +89,38 @@ impl<'a> Sizes<'a> {
         if size < LEAST {
             return Err(SizeError::Small { dimension: self.dimension.name(), size });
         }
+        let seen = self.graph.recapture(self.dimension);
+        if let Some(seen) = seen.filter(|_| !size.is_multiple_of(self.grid())) {
+            let (dimension, grid) = (self.dimension.name(), seen.grid);
+            let why = seen.difference.clone().unwrap_or_default();
+            return Err(SizeError::Multiple { dimension, size, grid, why });
+        }
         rewrite::rewritten(self.graph, &self.changes, self.size, size)
     }
+}
+
+/// A step at other sizes along several dimensions.
+///
+/// # Errors
+/// [`SizeError`] if it is not known what the step would be, or if it depends on which is changed
+/// first.
+pub fn resized(graph: &Graph, sizes: &[(Dimension, u64)]) -> Result<Graph, SizeError> {
+    let found = one_by_one(graph, sizes)?;
+    if sizes.len() > 1 {
+        let reversed: Vec<(Dimension, u64)> = sizes.iter().rev().copied().collect();
+        if let Some(difference) = difference(&found, &one_by_one(graph, &reversed)?) {
+            return Err(SizeError::Order { difference });
+        }
+    }
+    Ok(found)
+}
+
+fn one_by_one(graph: &Graph, sizes: &[(Dimension, u64)]) -> Result<Graph, SizeError> {
+    let mut found = graph.clone();
+    for &(dimension, size) in sizes {
+        found = Sizes::along(&found, dimension)?.at(size)?;
+    }
+    Ok(found)
 }
 
 /// The extent of the first input that has such a dimension.

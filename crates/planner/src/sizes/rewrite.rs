@@ -3,14 +3,15 @@
 
 use cranelift_entity::PrimaryMap;
 
-use crate::graph::{Graph, GraphBuilder, Node, NodeSpec, ValueSpec};
+use crate::graph::{Dimension, Graph, GraphBuilder, Node, NodeSpec, ValueSpec};
 use crate::id::{NodeId, ValueId};
 use crate::operator::{Operator, TypedCall, Types};
 use crate::sizes::SizeError;
 use crate::sizes::changes::Changes;
 use crate::sizes::groups::Rows;
 use crate::sizes::layout::{Input, laid_out, span};
-use crate::tensor::{Argument, TensorType};
+use crate::sizes::varying::carried;
+use crate::tensor::{Argument, DType, TensorType};
 use crate::units::{Bytes, Flops};
 
 /// Operators that read of their first tensor only what they look up.
@@ -46,11 +47,12 @@ pub fn rewritten(graph: &Graph, changes: &Changes, from: u64, to: u64) -> Result
                 return Err(SizeError::Rows { node: node.name.clone(), rows, asked });
             }
         }
-        let given = arguments(node, changes, id, to, &resized);
-        for tensor in outputs(&resized, changes, node, &given.ok_or_else(|| large(node))?, to)? {
+        let given = arguments(node, changes, id, to, graph);
+        let given = given.ok_or_else(|| large(node))?;
+        for tensor in outputs(&resized, changes, node, &given, to)? {
             resized.types.push(tensor);
         }
-        args.push(arguments(node, changes, id, to, &resized).ok_or_else(|| large(node))?);
+        args.push(given);
     }
     let mut builder = GraphBuilder::without_nodes(graph);
     for (storage, &bytes) in graph.storages() {
@@ -90,6 +92,14 @@ pub fn rewritten(graph: &Graph, changes: &Changes, from: u64, to: u64) -> Result
     for &output in graph.outputs() {
         builder.output(output);
     }
+    for dimension in Dimension::ALL {
+        let is_along = dimension == changes.followed.dimension;
+        let carried =
+            |seen| carried(seen, graph, &changes.varying, &changes.followed, (is_along, to));
+        if let Some(seen) = graph.recapture(dimension).and_then(carried) {
+            builder.recapture(dimension, seen);
+        }
+    }
     if let Some(names) = graph.output_names() {
         builder.output_names(names.to_vec());
     }
@@ -111,22 +121,27 @@ fn arguments(
     changes: &Changes,
     id: NodeId,
     to: u64,
-    resized: &Resized<'_>,
+    graph: &Graph,
 ) -> Option<Vec<Argument>> {
     let mut args = node.args.clone();
     for literal in &changes.literals[id] {
         let value = Argument::Int(i64::try_from(literal.extent.at(to)?).ok()?);
-        match (args.get_mut(literal.argument), literal.item) {
-            (Some(Argument::List(items)), Some(item)) => *items.get_mut(item)? = value,
-            (Some(argument), None) => *argument = value,
-            _ => return None,
-        }
+        *placed(&mut args, literal.argument, literal.item)? = value;
     }
-    for count in &changes.counts[id] {
-        let shape = |value: ValueId| resized.type_of(value).shape.as_slice();
-        args[count.argument] = count.at(shape, &args[count.argument]);
+    for varying in &changes.varying[id] {
+        let now = placed(&mut args, varying.argument, varying.item)?;
+        *now = varying.at(now, graph, &changes.followed, to)?;
     }
     Some(args)
+}
+
+/// An argument, or an item of it.
+fn placed(args: &mut [Argument], argument: usize, item: Option<usize>) -> Option<&mut Argument> {
+    match (args.get_mut(argument)?, item) {
+        (Argument::List(items), Some(item)) => items.get_mut(item),
+        (argument, None) => Some(argument),
+        _ => None,
+    }
 }
 
 /// The types of a call's outputs that are used.
@@ -154,6 +169,7 @@ fn outputs(
         let shape: Option<Vec<u64>> = extents
             .map(|(&extent, grown)| grown.map_or(Some(extent), |grown| grown.at(to)))
             .collect();
+        let shape = shape.filter(|shape| bytes(shape, old.dtype).is_some());
         let shape = shape.ok_or_else(|| large(node))?;
         let made = derived.as_ref().and_then(|derived| derived.get(index));
         if let Some(made) = made.filter(|made| made.shape != shape) {
@@ -210,7 +226,8 @@ fn costs(
     let unused = |call: &TypedCall<'_>| -> Option<u64> {
         let derived = (row?.outputs)(call).ok()?;
         let none = outputs.iter().zip(&derived).filter(|(output, _)| output.is_none());
-        Some(none.map(|(_, made)| made.dtype.size() * made.shape.iter().product::<u64>()).sum())
+        none.map(|(_, made)| bytes(&made.shape, made.dtype))
+            .try_fold(0u64, |all, bytes| all.checked_add(bytes?))
     };
     let now = node.workspace.0;
     let none_grows = !changes.unused[id].is_empty() && !changes.unused[id].contains(&true);
@@ -232,13 +249,17 @@ fn costs(
     Ok(NodeSpec { args, ..spec })
 }
 
+/// The bytes of a tensor without gaps, if there may be as many.
+fn bytes(shape: &[u64], dtype: DType) -> Option<u64> {
+    let all = shape.iter().try_fold(dtype.size(), |all, &extent| all.checked_mul(extent))?;
+    Some(all).filter(|&all| all <= Bytes::LIMIT.0)
+}
+
 /// The bytes that a call reads and writes.
 fn moved(node: &Node, types: &dyn Types) -> Option<(u64, u64)> {
     let bytes = |value: ValueId| {
         let tensor = types.type_of(value);
-        let elements =
-            tensor.shape.iter().try_fold(1u64, |all, &extent| all.checked_mul(extent))?;
-        elements.checked_mul(tensor.dtype.size())
+        bytes(&tensor.shape, tensor.dtype)
     };
     let sum = |sizes: &[u64]| sizes.iter().try_fold(0u64, |all, &size| all.checked_add(size));
     let written: Option<Vec<u64>> =

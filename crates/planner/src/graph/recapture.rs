@@ -1,0 +1,113 @@
+//! What capturing a step once more, at another size, showed. Invariant: it says something only of
+//! the dimension along which the size was another one.
+
+use std::num::NonZeroU64;
+
+use serde::Deserialize;
+
+use crate::graph::limits::MOST_NAMES;
+use crate::graph::raw::Name;
+use crate::reading::AtMost;
+
+/// The dimension of the batch along which a step may have another size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dimension {
+    /// Samples: the first dimension of the batch's tensors.
+    Batch,
+    /// What each sample consists of, such as words: the second one.
+    Length,
+}
+
+impl Dimension {
+    /// All of them.
+    pub const ALL: [Dimension; 2] = [Dimension::Batch, Dimension::Length];
+
+    /// Its index among the dimensions of the batch's tensors.
+    pub fn index(self) -> usize {
+        self as usize
+    }
+
+    /// What its size is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Dimension::Batch => "batch",
+            Dimension::Length => "length",
+        }
+    }
+}
+
+/// What a second capture of a step, at another size, says of what follows from the first.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Recapture {
+    /// The size at which what follows from the first capture is what the second one shows; `None`
+    /// if there is none among those that were tried.
+    pub size: Option<u64>,
+    /// Sizes of which that can be concluded: multiples of this.
+    pub grid: u64,
+    /// What was different at a size that is no such multiple, or why there was nothing to compare.
+    pub difference: Option<String>,
+    /// Numbers among the arguments of calls that are others there; not those that are extents along
+    /// an axis that grows, which follow from the calls.
+    pub numbers: Vec<SeenNumber>,
+}
+
+/// A number among the arguments of a call in a second capture.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SeenNumber {
+    /// The name of the node.
+    pub node: String,
+    /// The positional argument.
+    pub argument: usize,
+    /// Its item, if it is a list.
+    pub item: Option<usize>,
+    /// The number.
+    pub number: f64,
+}
+
+/// What captures at other sizes showed.
+#[derive(Deserialize)]
+pub(super) struct RawRecaptures {
+    batch: Option<RawRecapture>,
+    length: Option<RawRecapture>,
+}
+
+#[derive(Deserialize)]
+struct RawRecapture {
+    size: Option<u64>,
+    grid: Option<NonZeroU64>,
+    difference: Option<Name>,
+    numbers: Option<AtMost<RawNumber, MOST_NAMES>>,
+}
+
+#[derive(Deserialize)]
+struct RawNumber {
+    node: Name,
+    argument: usize,
+    item: Option<usize>,
+    number: f64,
+}
+
+impl RawRecaptures {
+    /// Each, by its dimension.
+    pub fn all(self) -> impl Iterator<Item = (Dimension, Recapture)> {
+        let all = [(Dimension::Batch, self.batch), (Dimension::Length, self.length)];
+        all.into_iter().filter_map(|(dimension, seen)| Some((dimension, seen?.recapture())))
+    }
+}
+
+impl RawRecapture {
+    fn recapture(self) -> Recapture {
+        let number = |RawNumber { node, argument, item, number }| SeenNumber {
+            node: node.0,
+            argument,
+            item,
+            number,
+        };
+        Recapture {
+            size: self.size,
+            grid: self.grid.map_or(1, NonZeroU64::get),
+            difference: self.difference.map(|text| text.0),
+            numbers: self.numbers.into_iter().flat_map(|all| all.0).map(number).collect(),
+        }
+    }
+}
