@@ -81,6 +81,7 @@ class Loop:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.seed = options.seed
+        self.sizes = options.batch, options.length
         self.device = torch.device(options.device)
         if options.deterministic:
             torch.use_deterministic_algorithms(True, warn_only=True)
@@ -110,7 +111,8 @@ class Loop:
         """One training step and its measurements."""
         model = self.work.model
         model.zero_grad(set_to_none=True)
-        batch = {name: tensor.to(self.device) for name, tensor in self.work.batch(self.seed + self.done).items()}
+        batch = zoo.sized(self.work.batch(self.seed + self.done), *self.sizes)
+        batch = {name: tensor.to(self.device) for name, tensor in batch.items()}
         before = self._reset()
         self._wait()
         began, busy = time.perf_counter(), time.process_time()
@@ -291,8 +293,8 @@ class Worker:
 
 
 def measure(name: str, mode: str, **options: Any) -> dict[str, Any]:
-    """The report of a run in a fresh process: `budget`, `share`, `steps`, `seed`, `optimizer`, `tiny`, `counted`,
-    `digests`, `device`, `moved`, `limit`, `deterministic`, `more`.
+    """The report of a run in a fresh process: `budget`, `share`, `steps`, `seed`, `optimizer`, `batch`, `length`,
+    `tiny`, `counted`, `digests`, `device`, `moved`, `limit`, `deterministic`, `more`.
 
     A run that raised has `error`, `message` and the exception's figures instead.
     """
@@ -321,6 +323,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--optimizer", choices=["none", *OPTIMIZERS], default="none")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--batch", type=int, help="samples, where the model's own number is not meant")
+    parser.add_argument("--length", type=int, help="and words of each")
     parser.add_argument("--tiny", action="store_true", help="the size for tests")
     parser.add_argument("--counted", action=argparse.BooleanOptionalAction, default=True, help="count bytes")
     parser.add_argument("--digests", action=argparse.BooleanOptionalAction, default=True, help="what steps computed")

@@ -265,7 +265,7 @@ def test_the_search_ends_at_the_largest_size(seed):
 
     asked = []
 
-    def try_(size: int, is_near: bool) -> Tried | None:
+    def try_(size: int, is_near: bool, is_patient: bool) -> Tried | None:
         asked.append(size)
         if limit is not None and size > limit:
             return None

@@ -44,6 +44,15 @@ class Workload:
             return self.draw()
 
 
+def sized(batch: Batch, batch_size: int | None = None, length: int | None = None) -> Batch:
+    """The batch with another number of samples, another length of each, or both: what it holds is repeated."""
+    for dimension, size in enumerate((batch_size, length)):
+        if size is not None:
+            batch = {name: tensor.index_select(dimension, torch.arange(size) % tensor.shape[dimension])
+                     for name, tensor in batch.items()}
+    return batch
+
+
 class WithLoss(nn.Module):
     """A model that returns logits, with the mean cross entropy to its targets."""
 

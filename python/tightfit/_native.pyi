@@ -37,11 +37,12 @@ class Graph:
         """The first difference from another graph of the same step, node by node, in words; `None` if there is none.
         Names, origins and measured seconds do not count."""
 
-def largest_size(given: int, attempt: Callable[[int], tuple[str, int | None]], *, least: int, most: int, grid: int,
+def largest_size(given: int, attempt: Callable[[int, bool], tuple[str, int | None]], *, least: int, most: int, grid: int,
                  room: int) -> int | None:
     """The largest multiple of `grid` from `least` to `most` that fits into `room` bytes, beginning with `given`; `None` if
-    none does. `attempt` says of a size that it `fits`, `exceeds` the room, is `barred` or `unknown`, and of the first two
-    how many bytes are known to suffice."""
+    none does. `attempt` says of a size that it `fits`, `exceeds` the room, is `open`, since no plan was found but there
+    may be one, `barred` or `unknown`, and of the first three how many bytes are known to suffice. It takes more time if
+    its second argument says so."""
 
 @final
 class Held:

@@ -22,7 +22,9 @@ use crate::interrupt;
 const MOST: u64 = 1 << 24;
 /// The longest search for the plan that holds the least, which says where to look next.
 const BRIEF: Seconds = Seconds(0.1);
-/// How much longer a search is repeated that found nothing, although something may fit.
+/// How much longer a search takes that is patient.
+const PATIENT: f64 = 2.0;
+/// And the last one, for the largest size.
 const LONGER: f64 = 4.0;
 /// Sizes below the largest one of which a plan is made, too: these shares of it.
 const SHARES: [f64; 5] = [1.0 / 16.0, 0.125, 0.25, 0.5, 0.75];
@@ -117,7 +119,8 @@ impl Question<'_> {
         let (tried, barred) = (BTreeMap::new(), BTreeMap::new());
         let mut asked = Asked { question: self, tried, refused: None, barred };
         let range = Range { least: LEAST, most: MOST, grid: self.sizes.grid() };
-        let size = largest(self.sizes.size(), range, self.budget, |size| asked.trial(size))?;
+        let start = self.sizes.size();
+        let size = largest(start, range, self.budget, |size, patient| asked.trial(size, patient))?;
         let Some(size) = size else {
             return Err(match asked.refused {
                 Some((size, error)) => {
@@ -170,11 +173,11 @@ impl Question<'_> {
 
 impl Asked<'_> {
     /// What a size says about where the largest one is.
-    fn trial(&mut self, size: u64) -> Result<Trial> {
+    fn trial(&mut self, size: u64, patient: bool) -> Result<Trial> {
         if interrupt::raised() {
             return Ok(Trial::Unknown);
         }
-        self.plan(size, 1.0, true)
+        self.plan(size, if patient { PATIENT } else { 1.0 }, true)
     }
 
     /// Plans a size. If it may be near the largest one, the bytes that suffice for it are of
@@ -190,11 +193,7 @@ impl Asked<'_> {
         };
         let profile = Profile::new(&graph, question.machine);
         let within = Budget::Absolute(question.budget);
-        let mut found = fit_graph(&graph, &profile, &question.task(within, longer));
-        let is_open = |error: &FittingError| error.refusal().is_some_and(|it| !it.is_proven);
-        if found.as_ref().err().is_some_and(is_open) && !interrupt::raised() {
-            found = fit_graph(&graph, &profile, &question.task(within, LONGER));
-        }
+        let found = fit_graph(&graph, &profile, &question.task(within, longer));
         let (plan, trial) = match found {
             Ok(planned) => {
                 let mut brief = question.task(Budget::Smallest, 1.0);
@@ -209,7 +208,8 @@ impl Asked<'_> {
                 if self.refused.as_ref().is_none_or(|(other, _)| size < *other) {
                     self.refused = Some((size, error));
                 }
-                (Err(Lacking { needed, is_proven }), Trial::Exceeds(reached))
+                let trial = if is_proven { Trial::Exceeds } else { Trial::Open };
+                (Err(Lacking { needed, is_proven }), trial(reached))
             }
         };
         self.tried.insert(size, Tried { size, plan });

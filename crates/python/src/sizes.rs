@@ -20,11 +20,13 @@ pub fn largest_size(
     room: u64,
 ) -> PyResult<Option<u64>> {
     let range = Range { least, most, grid: grid.max(1) };
-    largest(given, range, Bytes(room), |size| {
-        let (said, bytes): (String, Option<u64>) = attempt.call1((size,))?.extract()?;
+    largest(given, range, Bytes(room), |size, is_patient| {
+        let found = attempt.call1((size, is_patient))?;
+        let (said, bytes): (String, Option<u64>) = found.extract()?;
         match said.as_str() {
             "fits" => Ok(Trial::Fits(bytes.map(Bytes))),
             "exceeds" => Ok(Trial::Exceeds(bytes.map(Bytes))),
+            "open" => Ok(Trial::Open(bytes.map(Bytes))),
             "barred" => Ok(Trial::Barred),
             "unknown" => Ok(Trial::Unknown),
             other => Err(errors::option(py, &format!("`{other}` is nothing that a size can be"))),

@@ -40,7 +40,7 @@ class Tried:
 class Search:
     """The search for the largest size that fits, of multiples of `grid`; the compiled module says what to try next."""
 
-    def __init__(self, try_: Callable[[int, bool], Tried | None], room: int, grid: int = 1) -> None:
+    def __init__(self, try_: Callable[[int, bool, bool], Tried | None], room: int, grid: int = 1) -> None:
         self._try = try_
         self.room = room
         self.grid = grid
@@ -49,11 +49,12 @@ class Search:
         self.barred: set[int] = set()
         self.unknown: set[int] = set()
 
-    def look(self, size: int, *, is_near: bool = False) -> bool:
-        """Whether a size fits."""
-        if size not in self.tried and size not in self.barred | self.unknown:
+    def look(self, size: int, *, is_near: bool = False, is_patient: bool = False) -> bool:
+        """Whether a size fits; if nothing was found although something may, a patient look decides."""
+        is_open = size in self.tried and self._is_open(self.tried[size])
+        if is_patient and is_open or size not in self.tried.keys() | self.barred | self.unknown:
             try:
-                found = self._try(size, is_near)
+                found = self._try(size, is_near, is_patient)
             except TooMany:
                 self.unknown.add(size)
                 return False
@@ -67,9 +68,14 @@ class Search:
         """The largest size that fits, beginning with this one; `None` if none does."""
         return _native.largest_size(given, self._trial, least=extents.LEAST, most=MOST, grid=self.grid, room=self.room)
 
-    def _trial(self, size: int) -> tuple[str, int | None]:
+    def _trial(self, size: int, is_patient: bool) -> tuple[str, int | None]:
         """What a size says about where the largest one is, and the bytes that are known to suffice for it."""
-        fits = self.look(size, is_near=True)
+        fits = self.look(size, is_near=True, is_patient=is_patient)
         if size in self.tried:
-            return "fits" if fits else "exceeds", self.tried[size].smallest
+            found = self.tried[size]
+            return "fits" if fits else "open" if self._is_open(found) else "exceeds", found.smallest
         return "barred" if size in self.barred else "unknown", None
+
+    def _is_open(self, tried: Tried) -> bool:
+        """Whether there may be a plan although none was found."""
+        return not tried.fits and tried.needed <= self.room

@@ -30,7 +30,6 @@ from .joint import largest as largest_call
 from .optimizer_state import state_bytes
 from .planned import Below, held
 from .ranges import Captured, Captures
-from .searching import patiently
 from .settings import planner_named, seconds, too_few
 from .studying import predicted_for, studied
 from .varying import Varying
@@ -42,6 +41,8 @@ _NAMES = {"batch": "batch size", "length": "length"}
 _SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4)
 # The most seconds of the search for a size's plan, unless told.
 _DEADLINE = 0.25
+# How much longer a search takes that is patient.
+_PATIENT = 2
 # The most seconds of a search for the plan that holds the least, which says where to look next.
 _BRIEF = 0.1
 
@@ -199,9 +200,9 @@ class _Asked:
     machine: str | None = None
     model: nn.Module | None = None
 
-    def tried(self, size: int, is_near: bool) -> Tried | None:
+    def tried(self, size: int, is_near: bool, is_patient: bool) -> Tried | None:
         """A size, with its plan; `None` if the model does not take it. If it `is_near` the largest one, the bytes that
-        suffice for it are of interest."""
+        suffice for it are of interest. A patient search takes longer."""
         found = self.captures.step(size)
         if found is None:
             return None
@@ -216,8 +217,7 @@ class _Asked:
         below = None if step.tier is None else Below(step.tier.size, *step.tier.rates)
         search = functools.partial(held, graph, machine=self.machine, below=below, planner=self.planner)
         try:
-            room = max(self.room - beside, 1)
-            plan = patiently(functools.partial(search, room), room, self.deadline)
+            plan = search(max(self.room - beside, 1), _PATIENT * self.deadline if is_patient else self.deadline)
         except InfeasibleBudget as error:
             return Tried(size, needed=error.needed + beside, smallest=error.smallest + beside)
         smallest = min(search(None, min(self.deadline, _BRIEF)).peak, plan.peak) + beside if is_near else None

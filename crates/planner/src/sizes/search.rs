@@ -1,6 +1,7 @@
 //! The search for the largest size that fits, between one that does and one that does not.
 //! Invariant: it ends at a size that fits whose next one does not, is not taken by the model, or is
-//! not known. Each size is tried once.
+//! not known. Each size is tried once; if no plan was found for that next one although it may fit,
+//! a patient trial decides, and others are patient from then on if it finds one.
 
 use std::collections::BTreeMap;
 
@@ -9,13 +10,19 @@ use crate::units::Bytes;
 /// The largest factor by which a size that fits is exceeded.
 const GROWTH: u64 = 4;
 
+/// Trials become patient once the interval is this share of the size that fits, if one may fit of
+/// which no plan was found.
+const CLOSE: u64 = 16;
+
 /// What trying a size says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trial {
     /// It fits; this many bytes are known to suffice, if that was asked.
     Fits(Option<Bytes>),
-    /// No plan was found for it; this many bytes are known to suffice, if that was asked.
+    /// It does not fit; this many bytes are known to suffice, if that was asked.
     Exceeds(Option<Bytes>),
+    /// No plan was found for it, but there may be one; this many bytes are known to suffice.
+    Open(Option<Bytes>),
     /// The model does not take it.
     Barred,
     /// It is not known whether the model takes it.
@@ -34,8 +41,8 @@ pub struct Range {
 }
 
 /// The largest size of `range` that fits into `room`, beginning with `given`, a multiple of its
-/// grid; `None` if none does. `attempt` tries a size; what suffices for it is of interest, since a
-/// line through two such figures says where to look next.
+/// grid; `None` if none does. `attempt` tries a size, patiently if its second argument is true. What
+/// suffices for it is of interest: a line through two such figures says where to look next.
 ///
 /// # Errors
 /// What `attempt` returns.
@@ -43,9 +50,9 @@ pub fn largest<E>(
     given: u64,
     range: Range,
     room: Bytes,
-    attempt: impl FnMut(u64) -> Result<Trial, E>,
+    attempt: impl FnMut(u64, bool) -> Result<Trial, E>,
 ) -> Result<Option<u64>, E> {
-    let mut search = Search { range, room, attempt, known: BTreeMap::new() };
+    let mut search = Search { range, room, attempt, known: BTreeMap::new(), is_patient: false };
     search.run(given / range.grid)
 }
 
@@ -54,15 +61,41 @@ struct Search<F> {
     room: Bytes,
     attempt: F,
     known: BTreeMap<u64, Trial>,
+    /// Whether trials are patient by now.
+    is_patient: bool,
 }
 
 /// Places are sizes in units of the grid: `low` fits, `high` does not, and nothing below `floor` is
 /// taken.
-impl<E, F: FnMut(u64) -> Result<Trial, E>> Search<F> {
+impl<E, F: FnMut(u64, bool) -> Result<Trial, E>> Search<F> {
     fn run(&mut self, given: u64) -> Result<Option<u64>, E> {
         let Range { least, most, grid } = self.range;
-        let (mut low, mut high, mut floor) = (0, most / grid + 1, least.div_ceil(grid));
+        let (mut low, mut high, floor) = (0, most / grid + 1, least.div_ceil(grid));
         let mut at = given;
+        loop {
+            (low, high) = self.between(low, high, floor, at)?;
+            let is_open = |trial: &Trial| matches!(trial, Trial::Open(_));
+            if self.is_patient || !self.known.get(&high).is_some_and(is_open) {
+                return Ok((low > 0).then_some(low * grid));
+            }
+            // If patience finds more here, it may elsewhere.
+            self.is_patient = true;
+            self.known.retain(|_, trial| !is_open(trial));
+            let is_end = |trial: &Trial| matches!(trial, Trial::Exceeds(_) | Trial::Unknown);
+            let above = self.known.range(high..).find(|(_, trial)| is_end(trial));
+            (at, high) = (high, above.map_or(most / grid + 1, |(&place, _)| place));
+        }
+    }
+
+    /// A place that fits and the next one, which does not, or one close by that may; between `low`
+    /// and `high`, looking `at` a place first.
+    fn between(
+        &mut self,
+        mut low: u64,
+        mut high: u64,
+        mut floor: u64,
+        mut at: u64,
+    ) -> Result<(u64, u64), E> {
         while low + 1 < high && floor <= at && at < high {
             let before = high - low;
             // One size may be missing among others.
@@ -74,17 +107,21 @@ impl<E, F: FnMut(u64) -> Result<Trial, E>> Search<F> {
                 Trial::Barred if place == at && at + 1 < high => continue,
                 _ => high = high.min(at),
             }
+            let is_open = matches!(self.known.get(&high), Some(Trial::Open(_)));
+            if !self.is_patient && is_open && (high - low) * CLOSE <= low {
+                break;
+            }
             let is_slow = high - low > before / 2;
             at = self.next(low, high, floor, is_slow).max(floor);
         }
-        Ok((low > 0).then_some(low * grid))
+        Ok((low, high))
     }
 
     fn look(&mut self, place: u64) -> Result<Trial, E> {
         if let Some(&known) = self.known.get(&place) {
             return Ok(known);
         }
-        let found = (self.attempt)(place * self.range.grid)?;
+        let found = (self.attempt)(place * self.range.grid, self.is_patient)?;
         self.known.insert(place, found);
         Ok(found)
     }
@@ -109,7 +146,9 @@ impl<E, F: FnMut(u64) -> Result<Trial, E>> Search<F> {
             .known
             .iter()
             .filter_map(|(&place, trial)| match trial {
-                Trial::Fits(bytes) | Trial::Exceeds(bytes) => Some((place, (*bytes)?.0)),
+                Trial::Fits(bytes) | Trial::Exceeds(bytes) | Trial::Open(bytes) => {
+                    Some((place, (*bytes)?.0))
+                }
                 Trial::Barred | Trial::Unknown => None,
             })
             .collect();
@@ -146,7 +185,7 @@ mod tests {
     ) -> (Option<u64>, Vec<u64>) {
         let mut tried = Vec::new();
         let range = Range { least: 2, most: MOST, grid };
-        let found = largest(given, range, Bytes(room), |size| {
+        let found = largest(given, range, Bytes(room), |size, _| {
             tried.push(size);
             Ok::<_, Infallible>(trial(size))
         });
@@ -197,6 +236,31 @@ mod tests {
             };
             prop_assert_eq!(searched(hole, 1, trial, 0).0, Some(limit));
         }
+    }
+
+    #[test]
+    fn patience_decides_at_the_end() {
+        for (patient, expected) in [(1_000, Some(1_000)), (700, Some(700)), (300, Some(300))] {
+            let mut again = Vec::new();
+            let range = Range { least: 2, most: MOST, grid: 1 };
+            let found = largest(64, range, Bytes(0), |size, is_patient| {
+                again.extend(is_patient.then_some(size));
+                let fits = size <= if is_patient { patient } else { patient.min(300) };
+                Ok::<_, Infallible>(if fits { Trial::Fits(None) } else { Trial::Open(None) })
+            });
+            assert_eq!(found.unwrap(), expected);
+            assert!((1..20).contains(&again.len()), "{again:?}");
+        }
+    }
+
+    #[test]
+    fn where_only_patience_finds_something_something_is_found() {
+        let range = Range { least: 2, most: MOST, grid: 1 };
+        let found = largest(8, range, Bytes(0), |size, is_patient| {
+            let fits = is_patient && size <= 5;
+            Ok::<_, Infallible>(if fits { Trial::Fits(None) } else { Trial::Open(None) })
+        });
+        assert_eq!(found.unwrap(), Some(5));
     }
 
     #[test]

@@ -51,6 +51,7 @@ fn every_key_has_its_row_and_every_row_its_key() {
     let nodes = written["nodes"].as_array().unwrap();
     let values = nodes.iter().flat_map(|node| node["outputs"].as_array().unwrap());
     assert_eq!(rows("The file"), keys([&written]));
+    assert_eq!(rows("A second capture"), keys(written["recaptures"].as_object().unwrap().values()));
     assert_eq!(rows("A node"), keys(nodes));
     assert_eq!(rows("A value"), keys(values.filter(|value| !value.is_null())));
 }
