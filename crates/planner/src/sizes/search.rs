@@ -41,7 +41,7 @@ pub struct Range {
 }
 
 /// The largest size of `range` that fits into `room`, beginning with `given`, a multiple of its
-/// grid; `None` if none does. `attempt` tries a size, patiently if that is its second argument. What
+/// grid; `None` if none does. `attempt` tries a size, and takes its time if told so. What
 /// suffices for it is of interest: a line through two such figures says where to look next.
 ///
 /// # Errors
