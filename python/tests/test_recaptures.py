@@ -91,6 +91,18 @@ def test_other_sizes_are_as_captured_or_refused(name, tmp_path):
             assert graph.at(**{axis: size}).difference(other) is None
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_work_grows_along_each_axis(device, tmp_path):
+    """The products of attention grow with the square of the length, whichever operator computes them."""
+    def attention(x: torch.Tensor) -> torch.Tensor:
+        heads = x.unflatten(-1, (2, 2)).transpose(1, 2)
+        return functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True).square().sum()
+
+    graph = exported(tmp_path / "step.json", attention, device=device)
+    other = exported(tmp_path / "other.json", attention, length=18, device=device, check_size=False)
+    assert graph.at(length=18).difference(other) is None
+
+
 def test_two_sizes_at_once_are_as_captured(tmp_path):
     graph = exported(tmp_path / "step.json", KNOWN["divided by a constant that is the batch size"])
     other = exported(tmp_path / "other.json", KNOWN["divided by a constant that is the batch size"], 9, 5, check_size=False)

@@ -39,18 +39,16 @@ def check_model(model: nn.Module, batch: tuple[Any, Any]) -> None:
                               f".float(), {_INSTEAD}")
 
 
-def packed(graph: dict[str, Any]) -> bytes:
-    """The graph's file, once the engine is known to execute it."""
-    content = to_gzip(graph)
+def check_graph(graph: dict[str, Any]) -> None:
+    """Checks that the engine executes a graph."""
     _check_memory(graph)
     try:
-        found = _native.obstacle(content)
+        found = _native.obstacle(to_gzip(graph))
     except TightfitError as error:
         raise ExportError(f"the engine cannot read this step: {error}; {_INSTEAD.removeprefix('or ')}") from error
     if found is not None:
         lacking, name, reason = found
         raise ExportError(_lacks(graph, lacking) if lacking else _cannot(graph, name, reason))
-    return content
 
 
 def _check_memory(graph: dict[str, Any]) -> None:

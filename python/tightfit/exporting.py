@@ -7,7 +7,7 @@ has changed; the same model and options give the same bytes.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,14 @@ from .artifacts import write_all
 from .batch import ordered, pair, resized
 from .capture import capture
 from .errors import ExportError
-from .executable import check_model, packed
+from .executable import check_graph, check_model
 from .extents import LEAST
 from .fold import fold
 from .graph import producer, to_gzip, to_json
 from .measure import measured
 from .memoryless import is_memoryless, made_fake
 from .optimizer import resolve
-from .recapture import compare, recaptures
+from .recapture import DIMENSIONS, compare, recaptures
 from .simplify import simplify
 from .step_json import REST, WEIGHTS, Initialisation, check_batch, data_entry, document, recipes, state_dict_of
 from .translate import translate
@@ -141,11 +141,18 @@ def export(
     entry = data_entry(data, path)
     check_batch(entry, batch, "example_batch")
     check_batch(entry, evaluation, "evaluation_batch")
+
+    def evaluated(batch: Any) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        return _graph(traced, loss_fn, batch, f"{name}-eval", None, training=False)
+
     train, tensors = captured(batch)
+    evaluate, more = evaluated(evaluation)
+    check_graph(train)
+    check_graph(evaluate)
     _compared(train, captured, batch, check_size)
-    files: dict[Path, Any] = {path / "train.json.gz": packed(train)}
-    evaluate, more = _graph(traced, loss_fn, evaluation, f"{name}-eval", None, training=False)
-    files[path / "eval.json.gz"] = packed(evaluate)
+    # How many samples an evaluation takes at once is no matter of the training's batch.
+    _compared(evaluate, evaluated, evaluation, bool(check_size), ("length",))
+    files: dict[Path, Any] = {path / "train.json.gz": to_gzip(train), path / "eval.json.gz": to_gzip(evaluate)}
     parameters, initial = recipes([train, evaluate], tensors | more, initialisation)
     differs, rest = state_dict_of(traced, parameters)
     made_by = {"producer": producer()} | (provenance or {})
@@ -157,14 +164,15 @@ def export(
     return _foreign(train, tensors, model)
 
 
-def _compared(graph: dict[str, Any], captured: Callable[[Any], Any], batch: Any, check_size: int | bool) -> None:
-    """Captures the step at other sizes of its batch, and records in `graph` what was seen."""
+def _compared(graph: dict[str, Any], captured: Callable[[Any], Any], batch: Any, check_size: int | bool,
+              dimensions: Sequence[str] = DIMENSIONS) -> None:
+    """Captures the step at other sizes of its batch, along these dimensions, and records in `graph` what was seen."""
     def again(dimension: int, now: int, size: int) -> dict[str, Any]:
         return captured(resized(batch, dimension, size, now=now))[0]
 
     if check_size is False:
         return
-    found = recaptures(graph, again)
+    found = recaptures(graph, again, dimensions)
     graph |= {"recaptures": found} if found else {}
     if check_size is not True:
         compare(graph, again, check_size)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .errors import ExportError, OptionError
@@ -47,10 +47,11 @@ def compare(graph: dict[str, Any], capture: Capture, size: int) -> None:
                           f"here: {difference}")
 
 
-def recaptures(graph: dict[str, Any], capture: Capture) -> dict[str, Any]:
+def recaptures(graph: dict[str, Any], capture: Capture, dimensions: Sequence[str] = DIMENSIONS) -> dict[str, Any]:
     """What to record of other sizes, by dimension."""
     subject, found = read_graph(graph), {}
-    for dimension, name in enumerate(DIMENSIONS):
+    for name in dimensions:
+        dimension = DIMENSIONS.index(name)
         size = _size(graph, dimension)
         if size is not None and size >= LEAST and subject.may_be_seen(name):
             found[name] = _along(subject, dimension, size, capture)

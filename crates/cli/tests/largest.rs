@@ -85,8 +85,10 @@ fn what_has_no_answer_is_refused() {
         assert_eq!(ran.code, Some(code), "{arguments}: {}{}", ran.stdout, ran.stderr);
         assert!(ran.stderr.contains(said), "{arguments}: {}", ran.stderr);
     };
-    refused(&format!("{LLAMA} --budget 60%"), 8, "in bytes");
-    refused(&format!("{LLAMA} --budget min"), 8, "in bytes");
+    for budget in ["60%", "min", "0", "-5", "much"] {
+        let said = format!("the budget `{budget}` is no number of bytes; give one");
+        refused(&format!("{LLAMA} --budget {budget}"), 8, &said);
+    }
     refused(&format!("{LLAMA} --budget 4GiB"), 3, "no schedule needs less");
     let images = "corpus/graphs/cuda/resnet50_b32.json.gz";
     refused(&format!("{images} --budget 4GiB --axis length"), 2, "`convolution`");

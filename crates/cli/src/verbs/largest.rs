@@ -79,14 +79,19 @@ impl Axis {
 
 /// A share of the peak is no budget of steps of several sizes.
 #[derive(Debug, Error)]
-#[error("steps of other sizes have other peaks, so give the budget in bytes: 320MiB, 2.5GB")]
-struct NoShare;
+#[error(
+    "the budget `{0}` is no number of bytes; give one, as 320MiB or 2.5GB, since steps of other \
+     sizes have other peaks"
+)]
+struct NoBytes(String);
 
-coded!(Budget: NoShare);
+coded!(Budget: NoBytes);
 
 /// Plans and prints.
 pub fn largest(arguments: &Arguments) -> Result<ExitCode> {
-    let Budget::Absolute(budget) = arguments.budget.parse()? else { return Err(NoShare.into()) };
+    let Ok(Budget::Absolute(budget)) = arguments.budget.parse() else {
+        return Err(NoBytes(arguments.budget.clone()).into());
+    };
     if let Some(path) = &arguments.svg {
         output::writable(path)?;
     }

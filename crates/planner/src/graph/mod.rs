@@ -213,15 +213,18 @@ impl Graph {
         self.nodes.iter().find(|(_, node)| node.name == name).map(|(id, _)| id)
     }
 
-    /// SHA-256 over the graph's canonical text: names the graph that a plan was made for.
+    /// SHA-256 over the graph's canonical text, without what other captures of the step showed:
+    /// names the graph that a plan was made for.
     pub fn hash(&self) -> &str {
         &self.hash
     }
 
     /// Computed once, when the graph is built.
     fn with_hash(mut self) -> Graph {
+        let recaptures = std::mem::take(&mut self.recaptures);
         let mut digest = Hashing(Sha256::new());
         format::write_text(&self, &mut digest).expect("a digest takes all that is written");
+        self.recaptures = recaptures;
         self.hash = digest.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
         self
     }

@@ -17,6 +17,8 @@ use crate::sizes::{Dimension, SizeError, certain, limited};
 pub struct Changes {
     /// What grows.
     pub followed: Followed,
+    /// The steps of each axis of each node that grows.
+    pub steps: SecondaryMap<NodeId, Vec<Linear>>,
     /// The whole numbers among the arguments of each node that are extents that grow.
     pub literals: SecondaryMap<NodeId, Vec<Literal>>,
     /// The other numbers among them that follow from the size.
@@ -39,9 +41,11 @@ impl Changes {
         let groups = groups(graph);
         let followed = follow(graph, &groups, dimension, size)?;
         let (mut literals, mut unused) = (SecondaryMap::new(), SecondaryMap::new());
+        let mut steps = SecondaryMap::new();
         for (id, node) in graph.nodes() {
             let grown = |group: &Group| Some((followed.steps(group)?, group.axis.clone()));
             let grown: Vec<(Linear, Axis)> = groups[id].iter().filter_map(grown).collect();
+            steps[id] = grown.iter().map(|(steps, _)| *steps).collect::<Vec<_>>();
             let found: Option<Vec<Vec<Literal>>> = grown.iter().map(literals_of).collect();
             let large = || SizeError::Large { node: node.name.clone() };
             literals[id] = found.ok_or_else(large)?.concat();
@@ -63,7 +67,7 @@ impl Changes {
                 counts::counts(graph, &known, &followed, &numbers)?
             }
         };
-        Ok(Changes { followed, literals, varying, tables, unused })
+        Ok(Changes { followed, steps, literals, varying, tables, unused })
     }
 }
 

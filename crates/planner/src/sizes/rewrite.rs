@@ -220,7 +220,11 @@ fn costs(
     let row = node.operator.map(|operator| operator.row());
     let flops = match row.map(|row| row.cost.flops) {
         Some(flops) if flops(&old) == node.flops => Some(flops(&new).0),
-        _ => scaled(node.flops.0),
+        // Each axis of a product is gone through for each step of the others.
+        _ => changes.steps[id].iter().try_fold(node.flops.0, |flops, steps| {
+            let all = u128::from(flops) * u128::from(steps.at(to)?) / u128::from(steps.at(from)?);
+            u64::try_from(all).ok()
+        }),
     };
     let (before, after) = (moved(node, graph), moved(node, resized));
     let unused = |call: &TypedCall<'_>| -> Option<u64> {

@@ -6,7 +6,7 @@ use crate::operator::axes::images::{
     batch_norm, batch_norm_gradient, convolution, convolution_gradient, group_norm,
     group_norm_gradient, padded, pooled, pooled_gradient, upsampled_gradient,
 };
-use crate::operator::axes::reduction::through;
+use crate::operator::axes::reduction::{normalised, through};
 use crate::operator::axes::slices::{selected_gradient, sliced_gradient};
 use crate::operator::axes::strided::{made_sized, made_strided, restrided_over};
 use crate::operator::axes::{
@@ -64,6 +64,8 @@ pub fn rule(name: &str) -> Option<Axes> {
         "aten.topk.default" => picked,
         "aten.max.dim" | "aten.min.dim" => extremum,
         "aten.flip.default" => flipped,
+        "aten._safe_softmax.default" => normalised,
+        "aten.tril.default" | "aten.triu.default" => triangle,
         "aten.repeat.default" => repeated,
         "aten.index_select.default" => chosen,
         "aten._unsafe_view.default" | "aten.reshape.default" => viewed,
@@ -200,11 +202,19 @@ fn extremum(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
 /// `flip(x, dims)`: all dimensions, these whole.
 fn flipped(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
     let rank = call.tensor(0)?.shape.len();
-    let dims: Vec<usize> = call
-        .integers(1, "dims")?
-        .iter()
-        .map(|&dim| dimension(dim, rank))
-        .collect::<Result<_, _>>()?;
+    let dims = call.integers(1, "dims")?;
+    let dims = dims.iter().map(|&dim| dimension(dim, rank)).collect::<Result<Vec<_>, _>>()?;
+    undivided_along(call, &dims)
+}
+
+/// `tril(x, diagonal)`, `triu(x, diagonal)`: all dimensions, rows and columns whole.
+fn triangle(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
+    let rank = call.tensor(0)?.shape.len();
+    undivided_along(call, &[rank.saturating_sub(2), rank.saturating_sub(1)])
+}
+
+/// All dimensions of `x`, as they are in the output, of which these must stay whole.
+fn undivided_along(call: &TypedCall<'_>, dims: &[usize]) -> Result<Vec<Axis>, Unsuited> {
     let mut axes = others(call, &[0], &[], 1, |dim| dim)?;
     for axis in &mut axes {
         axis.divides = dims.iter().all(|&dim| axis.outputs[0] != rows(dim));
