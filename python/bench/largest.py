@@ -1,8 +1,8 @@
 """What `tightfit.largest` answers for models of the zoo, against steps that PyTorch runs.
 
 Invariant: prints figures and judges nothing. The size that is found runs in a fresh process, where bytes are PyTorch's
-own; the next one is captured at that size, not written again from the capture with another. A size counts as
-proven not to fit if no schedule whatever of that capture needs as little as the budget.
+own. The next ones are captured at their sizes (`tightfit.plan`), not written again from the capture at another. A size
+counts as proven not to fit if no schedule whatever of that capture needs as little as the budget.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ LANGUAGE = ("gpt2", "llama", "qwen2", "gpt_small")
 VISION = ("vit_b_16", "resnet50", "mobilenet_v3", "convnext")
 # Sizes beyond the largest one, as differences from it, until one is proven not to fit.
 BEYOND = (1, 2, 4, 8, 16, 32)
+PROVEN = "proven not to fit"
 HEAD = ("model", "axis", "budget", "largest", "s", "tried", "peak / budget", "one more", "proven from", "gap")
 SPEEDS = ("model", "size", "predicted s", "measured s", "predicted / measured", "per second, predicted", "measured")
 
@@ -52,6 +53,17 @@ def run(name: str, budget: int, axis: str, size: int, options: argparse.Namespac
                             threads=options.threads, **{axis: size})
 
 
+def planned(name: str, budget: int, axis: str, size: int, options: argparse.Namespace) -> str:
+    """Whether a step of that size fits, as a capture at that size says."""
+    tightfit, work = zoo.use_tightfit(), zoo.build(name, tiny=options.tiny)
+    batch = zoo.sized(work.batch(0), **{"batch_size" if axis == "batch" else axis: size})
+    try:
+        tightfit.plan(work.model, batch, budget)
+    except tightfit.InfeasibleBudget as error:
+        return PROVEN if error.needed > budget else "no plan found"
+    return "fits"
+
+
 def question(name: str, budget: int, axis: str, options: argparse.Namespace) -> Any:
     """Prints the row of one question, and returns what was found."""
     found, seconds = asked(name, budget, axis, options)
@@ -60,9 +72,8 @@ def question(name: str, budget: int, axis: str, options: argparse.Namespace) -> 
     one_more, proven = "–", None
     if found.limit is None:
         for more in BEYOND:
-            next_ = run(name, budget, axis, found.size + more, options)
-            is_proven = next_.get("needed", 0) > budget
-            said = "proven not to fit" if is_proven else "no plan found" if "error" in next_ else "fits"
+            said = planned(name, budget, axis, found.size + more, options)
+            is_proven = said == PROVEN
             one_more = said if more == 1 else one_more
             if is_proven:
                 proven = found.size + more
