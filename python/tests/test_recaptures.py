@@ -83,7 +83,7 @@ def test_other_sizes_are_as_captured_or_refused(name, tmp_path):
     graph = exported(tmp_path / "step.json", loss)
     for axis, sizes in ({"batch": (3, 8, 9), "length": (5, 12, 21)}).items():
         if axis in unknown:
-            with pytest.raises(tightfit.OptionError, match=f"no other {axis}"):
+            with pytest.raises(tightfit.OptionError, match=f"not known what the step is with another {axis}"):
                 graph.at(**{axis: sizes[0]})
             continue
         for size in sizes:
@@ -135,7 +135,7 @@ def test_multiples_of_the_size_are_known_where_others_differ(tmp_path):
 
     graph = exported(tmp_path / "step.json", middle)
     assert graph.at(batch=3 * N).difference(exported(tmp_path / "other.json", middle, 3 * N)) is None
-    with pytest.raises(tightfit.OptionError, match=f"a batch of 9 is no multiple of {N}: with 15, node `select` has the number 2"):
+    with pytest.raises(tightfit.OptionError, match=f"a batch of 9 is no multiple of {N}: with 15, node `select` has the number 7 instead of 2"):
         graph.at(batch=9)
 
 

@@ -72,8 +72,9 @@ impl Batches {
 
     /// The step of one of these batches.
     pub fn sized(self, graph: Graph) -> Result<Graph, SizeError> {
+        let resized = self.resized(&graph)?;
         self.unseen(&graph).for_each(Unseen::tell);
-        self.resized(&graph)
+        Ok(resized)
     }
 
     /// The same, without a word about what is not known.
@@ -83,8 +84,10 @@ impl Batches {
 
     /// The same of a step that can be trained.
     pub fn sized_step(self, step: Step) -> Result<Step, SizeError> {
-        self.unseen(&step.training).for_each(Unseen::tell);
-        step.resized(&self.sizes().collect::<Vec<_>>())
+        let unseen: Vec<Unseen> = self.unseen(&step.training).collect();
+        let resized = step.resized(&self.sizes().collect::<Vec<_>>())?;
+        unseen.into_iter().for_each(Unseen::tell);
+        Ok(resized)
     }
 
     /// The dimensions along which other sizes were not captured.

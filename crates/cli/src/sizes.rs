@@ -19,7 +19,7 @@ use crate::figures::Figures;
 use crate::interrupt;
 
 /// The largest size that is asked for.
-const MOST: u64 = 1 << 24;
+pub const MOST: u64 = 1 << 24;
 /// The longest search for the plan that holds the least, which says where to look next.
 const BRIEF: Seconds = Seconds(0.1);
 /// How much longer a search takes that is patient.

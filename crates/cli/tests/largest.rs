@@ -86,7 +86,7 @@ fn what_has_no_answer_is_refused() {
         assert!(ran.stderr.contains(said), "{arguments}: {}", ran.stderr);
     };
     for budget in ["60%", "min", "0", "-5", "much"] {
-        let said = format!("the budget `{budget}` is no number of bytes; give one");
+        let said = format!("the budget `{budget}` is not a number of bytes; give one");
         refused(&format!("{LLAMA} --budget {budget}"), 8, &said);
     }
     refused(&format!("{LLAMA} --budget 4GiB"), 3, "no schedule needs less");

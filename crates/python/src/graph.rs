@@ -72,15 +72,16 @@ impl Subject {
     fn at(&self, py: Python<'_>, batch: Option<Whole>, length: Option<Whole>) -> PyResult<Subject> {
         let number = |given: Option<Whole>| given.map(|given| given.0);
         let asked = Batches::of_size(number(batch), number(length));
+        let found = attended(py, |_| {
+            let graph = asked.resized(&self.graph)?;
+            let batches = self.batches.then(asked);
+            Ok(Subject { graph: Arc::new(graph), folder: self.folder.clone(), batches })
+        })?;
         for unseen in asked.unseen(&self.graph) {
             let text = CString::new(unseen.to_string())?;
             PyErr::warn(py, &py.get_type::<PyUserWarning>(), &text, 1)?;
         }
-        attended(py, |_| {
-            let graph = asked.resized(&self.graph)?;
-            let batches = self.batches.then(asked);
-            Ok(Subject { graph: Arc::new(graph), folder: self.folder.clone(), batches })
-        })
+        Ok(found)
     }
 
     /// Whether a second capture may tell what the step is at another size of the batch along a

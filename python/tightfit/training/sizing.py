@@ -42,7 +42,7 @@ _SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4)
 # The most seconds of the search for a size's plan, unless told.
 _DEADLINE = 0.25
 # How much longer a search takes that is patient.
-_PATIENT = 2
+_PATIENT = 4
 # The most seconds of a search for the plan that holds the least, which says where to look next.
 _BRIEF = 0.1
 
@@ -98,7 +98,8 @@ def largest(model: nn.Module, batch: Any, budget: int | str | Budget, *, optimiz
     measured at that size, on the model's device, or predicted for a `machine`.
 
     `optimizer`, `differentiable_outputs`, `loss_memory` and `planner` are those of `tightfit.compile`; gradients do not exist
-    when a step begins. `deadline` is for the search of each size. Raises `InfeasibleBudget` if the smallest size, 2, does
+    when a step begins, and the loop holds what the model returns until it ends: more fits in a loop that lets go of it
+    before the backward pass, as `model(**batch).loss.backward()` does. `deadline` is for the search of each size. Raises `InfeasibleBudget` if the smallest size, 2, does
     not fit, and `CompileError` if the model cannot be captured, or makes a constant of the size.
     """
     asked, limit, known = budget_of(budget), seconds(deadline), planner_named(planner)

@@ -20,7 +20,7 @@ use crate::exit_code::ExitCode;
 use crate::failure::Result;
 use crate::input::{self, OnTiers};
 use crate::output::Written;
-use crate::sizes::{Found, Question, Tried};
+use crate::sizes::{Found, MOST, Question, Tried};
 use crate::table::{Cell, Table};
 use crate::{interrupt, output, places, progress};
 
@@ -80,8 +80,8 @@ impl Axis {
 /// A share of the peak is no budget of steps of several sizes.
 #[derive(Debug, Error)]
 #[error(
-    "the budget `{0}` is no number of bytes; give one, as 320MiB or 2.5GB, since steps of other \
-     sizes have other peaks"
+    "the budget `{0}` is not a number of bytes; give one, such as 320MiB or 2.5GB (a share of the \
+     peak is another for each size)"
 )]
 struct NoBytes(String);
 
@@ -105,9 +105,10 @@ pub fn largest(arguments: &Arguments) -> Result<ExitCode> {
         search.limits.deadline = search.limits.deadline.or(Some(DEADLINE));
     }
     let dimension = arguments.axis.dimension();
+    let sizes = Sizes::along(&graph, dimension)?;
     Unseen::of(&graph, dimension).into_iter().for_each(Unseen::tell);
     let question = Question {
-        sizes: Sizes::along(&graph, dimension)?,
+        sizes,
         batches: arguments.batches,
         machine: &machine,
         budget,
@@ -168,6 +169,7 @@ fn show(arguments: &Arguments, graph: &Graph, machine: &Machine, found: &Found) 
     let end = match (&found.end, found.is_proven) {
         _ if interrupt::raised() => "interrupted: the largest so far".to_string(),
         (Some(error), _) => format!("one more is no step: {error}"),
+        (None, _) if found.size >= MOST => "the largest that is asked for".to_string(),
         (None, true) => "one more is proven not to fit".to_string(),
         (None, false) => "beyond it no plan was found".to_string(),
     };

@@ -5,6 +5,7 @@ use thiserror::Error;
 
 use crate::graph::limits::{DEEPEST_LIST, FORMAT, MOST_OPERANDS};
 use crate::graph::node::Phase;
+use crate::graph::recapture::RecaptureError;
 use crate::reading::Excess;
 use crate::tensor::DType;
 use crate::units::{Bytes, Seconds};
@@ -321,12 +322,9 @@ pub enum GraphError {
         /// The number of outputs.
         outputs: usize,
     },
-    /// A second capture is said to have another number in a node that there is not.
-    #[error("`recaptures` names node `{node}`, which the graph does not have")]
-    Recaptured {
-        /// The name.
-        node: String,
-    },
+    /// What a second capture showed is none that there can be.
+    #[error(transparent)]
+    Recapture(#[from] RecaptureError),
     /// A value is declared to outlive the step, but no node produces it.
     #[error("value {value} is to outlive the step, but no node produces it")]
     UnknownOutput {

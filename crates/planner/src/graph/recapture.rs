@@ -1,13 +1,19 @@
 //! What capturing a step once more, at another size, showed. Invariant: it says something only of
 //! the dimension along which the size was another one.
 
+use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU64;
 
+use cranelift_entity::PrimaryMap;
 use serde::Deserialize;
+use thiserror::Error;
 
 use crate::graph::limits::MOST_NAMES;
+use crate::graph::node::Node;
 use crate::graph::raw::Name;
+use crate::id::NodeId;
 use crate::reading::AtMost;
+use crate::tensor::Argument;
 
 /// The dimension of the batch along which a step may have another size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +55,59 @@ pub struct Recapture {
     /// Numbers among the arguments of calls that are others there; not those that are extents along
     /// an axis that grows, which follow from the calls.
     pub numbers: Vec<SeenNumber>,
+}
+
+/// A rule that the description of a second capture breaks.
+#[derive(Debug, Error, PartialEq)]
+#[non_exhaustive]
+pub enum RecaptureError {
+    /// It has no size, and nothing says why.
+    #[error("a second capture has neither a size nor a difference that says why there is none")]
+    NoSize,
+    /// It has a size for which PyTorch captures another graph.
+    #[error("a second capture has size {size}; the least is 2")]
+    Small {
+        /// The size.
+        size: u64,
+    },
+    /// It has a number where a call has none, or two of them.
+    #[error(
+        "a second capture has a number for argument {argument} of node `{node}`, which has none \
+         there, or it has two"
+    )]
+    Number {
+        /// The name of the node.
+        node: String,
+        /// The positional argument.
+        argument: usize,
+    },
+}
+
+impl Recapture {
+    /// Checks that it is one of the graph with these nodes.
+    pub(super) fn check(&self, nodes: &PrimaryMap<NodeId, Node>) -> Result<(), RecaptureError> {
+        match self.size {
+            None if self.difference.is_none() => return Err(RecaptureError::NoSize),
+            Some(size) if size < 2 => return Err(RecaptureError::Small { size }),
+            _ => {}
+        }
+        let by_name: HashMap<&str, &Node> =
+            nodes.values().map(|node| (node.name.as_str(), node)).collect();
+        let mut places = HashSet::new();
+        for SeenNumber { node: name, argument, item, .. } in &self.numbers {
+            let given = by_name.get(name.as_str()).and_then(|node| node.args.get(*argument));
+            let given = match (given, item) {
+                (Some(Argument::List(items)), Some(item)) => items.get(*item),
+                (given, None) => given,
+                (_, Some(_)) => None,
+            };
+            let is_number = matches!(given, Some(Argument::Int(_) | Argument::Float(_)));
+            if !is_number || !places.insert((name, argument, item)) {
+                return Err(RecaptureError::Number { node: name.clone(), argument: *argument });
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A number among the arguments of a call in a second capture.

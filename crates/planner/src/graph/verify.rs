@@ -12,7 +12,7 @@ use crate::graph::node::{Node, Phase, Value};
 use crate::graph::parts::Parts;
 use crate::graph::verify::footprint::fits;
 use crate::graph::verify::history::History;
-use crate::graph::{Accesses, Graph, SeenNumber};
+use crate::graph::{Accesses, Graph};
 use crate::id::{MicroBatchId, ModuleId, NodeId, StorageId, ValueId};
 use crate::operator::Operator;
 use crate::units::{Bytes, Seconds};
@@ -57,12 +57,7 @@ pub(super) fn verify(parts: Parts) -> Result<Graph, GraphError> {
     if let Some(names) = output_names.as_ref().filter(|names| names.len() != outputs.len()) {
         return Err(GraphError::OutputNames { names: names.len(), outputs: outputs.len() });
     }
-    let names: HashSet<&str> = nodes.values().map(|node| node.name.as_str()).collect();
-    for SeenNumber { node, .. } in recaptures.iter().flatten().flat_map(|seen| &seen.numbers) {
-        if !names.contains(node.as_str()) {
-            return Err(GraphError::Recaptured { node: node.clone() });
-        }
-    }
+    recaptures.iter().flatten().try_for_each(|seen| seen.check(&nodes))?;
     let kept = kept(&outputs, &nodes, &values, &history)?;
     Ok(Graph {
         name,

@@ -8,7 +8,7 @@ use std::collections::HashSet;
 
 use cranelift_entity::SecondaryMap;
 
-use crate::graph::{Graph, Phase};
+use crate::graph::{Graph, Node, Phase};
 use crate::id::{NodeId, ValueId};
 use crate::sizes::SizeError;
 use crate::sizes::elements::{Known, packet, reduced};
@@ -54,53 +54,89 @@ pub fn counts(
         for (argument, given) in node.args.iter().enumerate() {
             let (Argument::Int(_) | Argument::Float(_)) = given else { continue };
             let Some(number) = given.number() else { continue };
-            let refused = || {
-                let (node, dimension) = (node.name.clone(), followed.dimension.name());
-                Err(SizeError::Counted { node, number, dimension })
-            };
-            let lessens = known.is_of_variance(graph, node);
-            let matched = known
-                .elements(node)
-                .into_iter()
-                .find_map(|of| Some((form(number, of.count(graph), lessens)?, of)));
-            if let Some((form, of)) = matched {
-                let is_derived = node.phase == Phase::Backward && node.differentiates.is_some();
-                if of.grow(followed) {
-                    // A model's own sum over one dimension may be divided by a constant.
-                    if !is_derived && of.long(graph) < 2 {
-                        return refused();
-                    }
-                    found[id].push(Varying { argument, item: None, form, of: Some(of) });
-                }
-                continue;
-            }
+            let factor = Factor { graph, known, followed, node, given, number };
             // What a model divides by, its derivative does, too.
-            let divided = node.differentiates.and_then(|of| {
+            let original = node.differentiates.and_then(|of| {
                 let other = graph.nodes().get(of)?;
                 found[of].iter().find(|count| other.args.get(count.argument) == Some(given))
             });
-            if let Some(count) = divided.cloned() {
-                found[id].push(Varying { argument, ..count });
-                continue;
-            }
-            // In the derivative of a mean of what grows, a number is its factor.
-            let is_factor = !TIMES.contains(&number);
-            let of_mean = known.reduced(node).iter().any(|of| of.grow(followed));
-            // What still grows may be scaled by a fraction for other reasons, as attention is.
-            let grows = node.inputs.iter().any(|&value| followed.grows(value));
-            let is_open = matches!(given, Argument::Int(_)) || !grows;
-            let counts = |count: &u64| number == *count as f64 || number == 1.0 / *count as f64;
-            let may_derive = |count: &u64| *count >= LARGE && form(number, *count, false).is_some();
-            let is_odd = node.phase == Phase::Backward && number.abs().log2().fract() != 0.0;
-            if of_mean && is_factor
-                || reads && is_open && numbers.iter().any(counts)
-                || reads && (is_odd || !grows) && numbers.iter().any(may_derive)
-            {
-                return refused();
+            match factor.meaning(original, reads, numbers) {
+                Meaning::Constant => {}
+                Meaning::Counts(varying) => found[id].push(Varying { argument, ..varying }),
+                Meaning::Unknown => {
+                    let (node, dimension) = (node.name.clone(), followed.dimension.name());
+                    return Err(SizeError::Counted { node, number, dimension });
+                }
             }
         }
     }
     Ok(found)
+}
+
+/// A factor or divisor of a call.
+struct Factor<'a> {
+    graph: &'a Graph,
+    known: &'a Known,
+    followed: &'a Followed,
+    node: &'a Node,
+    given: &'a Argument,
+    number: f64,
+}
+
+/// What a factor is.
+enum Meaning {
+    Constant,
+    Counts(Varying),
+    Unknown,
+}
+
+impl Factor<'_> {
+    /// What it is, where the call that it derives from divides by `original` and the node `reads`
+    /// what depends on the size.
+    fn meaning(&self, original: Option<&Varying>, reads: bool, numbers: &HashSet<u64>) -> Meaning {
+        match (self.counted(), original) {
+            (Some(meaning), _) => meaning,
+            (None, Some(original)) => Meaning::Counts(original.clone()),
+            (None, None) if self.may_count(reads, numbers) => Meaning::Unknown,
+            (None, None) => Meaning::Constant,
+        }
+    }
+
+    /// What it is, if it follows from a number of elements close by.
+    fn counted(&self) -> Option<Meaning> {
+        let lessens = self.known.is_of_variance(self.graph, self.node);
+        let (form, of) = self
+            .known
+            .elements(self.node)
+            .into_iter()
+            .find_map(|of| Some((form(self.number, of.count(self.graph), lessens)?, of)))?;
+        let is_derived = self.node.phase == Phase::Backward && self.node.differentiates.is_some();
+        Some(match of.grow(self.followed) {
+            false => Meaning::Constant,
+            // A model's own sum over one dimension may be divided by a constant.
+            true if !is_derived && of.long(self.graph) < 2 => Meaning::Unknown,
+            true => Meaning::Counts(Varying { argument: 0, item: None, form, of: Some(of) }),
+        })
+    }
+
+    /// Whether it may count what grows all the same.
+    fn may_count(&self, reads: bool, numbers: &HashSet<u64>) -> bool {
+        let number = self.number;
+        // In the derivative of a mean of what grows, a number is its factor.
+        let mut reduced = self.known.reduced(self.node).into_iter();
+        if reduced.any(|of| of.grow(self.followed)) && !TIMES.contains(&number) {
+            return true;
+        }
+        // What still grows may be scaled by a fraction for other reasons, as attention is.
+        let grows = self.node.inputs.iter().any(|&value| self.followed.grows(value));
+        let is_open = matches!(self.given, Argument::Int(_)) || !grows;
+        let counts = |count: &u64| number == *count as f64 || number == 1.0 / *count as f64;
+        let may_derive = |count: &u64| *count >= LARGE && form(number, *count, false).is_some();
+        let is_odd = self.node.phase == Phase::Backward && number.abs().log2().fract() != 0.0;
+        reads
+            && (is_open && numbers.iter().any(counts)
+                || (is_odd || !grows) && numbers.iter().any(may_derive))
+    }
 }
 
 /// A fraction of this many elements or more is no constant that models have.

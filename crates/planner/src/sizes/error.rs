@@ -36,7 +36,7 @@ pub enum SizeError {
         dimension: &'static str,
     },
     /// A second capture showed more differences than follow, or could not be made.
-    #[error("the step has no other {dimension} of which it is known what it would be: {why}")]
+    #[error("it is not known what the step is with another {dimension}: {why}")]
     Differs {
         /// What the size is called.
         dimension: &'static str,
@@ -63,18 +63,18 @@ pub enum SizeError {
     },
     /// A number is another one at another size, and it is not known how it follows.
     #[error(
-        "node `{node}` has the number {} at a {dimension} of {}, and {} at {}, and it is not known \
-         what it is at others", one.0, one.1, other.0, other.1
+        "node `{node}` has the number {other} instead of {one}, and how that follows from the \
+         {dimension} is not known"
     )]
     Varies {
         /// The name of the node.
         node: String,
         /// What the size is called.
         dimension: &'static str,
-        /// The number, and at which size it is that.
-        one: (f64, u64),
-        /// Another one, and at which size.
-        other: (f64, u64),
+        /// The number at the captured size.
+        one: f64,
+        /// And that of the second capture.
+        other: f64,
     },
     /// The step has several micro-batches.
     #[error("the step has several micro-batches; give that of a single one")]

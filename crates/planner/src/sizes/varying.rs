@@ -81,8 +81,8 @@ pub fn varying(
         let refused = |now: f64| SizeError::Varies {
             node: name.clone(),
             dimension: followed.dimension.name(),
-            one: (now, followed.size),
-            other: (*number, other),
+            one: now,
+            other: *number,
         };
         let Some(node) = graph.node_named(name) else { return Err(refused(f64::NAN)) };
         let is_known = |literal: &Literal| (literal.argument, literal.item) == (*argument, *item);
@@ -95,6 +95,10 @@ pub fn varying(
         let varying = [None].into_iter().chain(elements).find_map(|of| {
             let (one, two) = counts(of.as_ref(), graph, followed, other)?;
             let form = Form::of((now, one), (*number, two))?;
+            // That many more than elements: along another dimension they are others.
+            if of.is_some() && form == Form::Plus {
+                return None;
+            }
             Some(Varying { argument: *argument, item: *item, form, of })
         });
         found[node].push(varying.ok_or_else(|| refused(now))?);

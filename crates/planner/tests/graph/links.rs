@@ -85,6 +85,33 @@ fn names_of_outputs() {
 }
 
 #[test]
+fn second_captures() {
+    let verdict = |seen: Json| {
+        let mut graph = valid();
+        let nodes = graph["nodes"].as_array_mut().unwrap();
+        let drop = nodes.iter_mut().find(|node| node["name"] == "drop").unwrap();
+        drop["args"] = json!([null, 0.5]);
+        graph["recaptures"] = json!({ "batch": seen });
+        verdict(&graph)
+    };
+    let number =
+        |node: &str, argument: u64| json!({ "node": node, "argument": argument, "number": 1 });
+    assert_eq!(verdict(json!({ "size": 9, "numbers": [number("drop", 1)] })), "a graph");
+    assert_eq!(verdict(json!({ "difference": "another operator" })), "a graph");
+    for (seen, said) in [
+        (json!({}), "neither a size nor a difference"),
+        (json!({ "size": 1 }), "size 1; the least is 2"),
+        (json!({ "size": 9, "numbers": [number("drop", 0)] }), "argument 0 of node `drop`"),
+        (json!({ "size": 9, "numbers": [number("drop", 99)] }), "argument 99 of node `drop`"),
+        (json!({ "size": 9, "numbers": [number("nobody", 1)] }), "node `nobody`"),
+        (json!({ "size": 9, "numbers": [number("drop", 1), number("drop", 1)] }), "or it has two"),
+    ] {
+        let found = verdict(seen);
+        assert!(found.contains(said), "{found}");
+    }
+}
+
+#[test]
 fn derivatives() {
     node(
         4,
