@@ -90,8 +90,8 @@ def export(
     So that plans for another batch or length can be made from the file, the step is captured at another batch and at
     another length as well, and compared node by node with what `Graph.at` makes of the training graph. The file says
     what was seen; where there was a difference, other sizes are refused later. With `check_size=N` a batch of *N*
-    samples is compared as well, and a difference raises `ExportError`; with `check_size=False` nothing is, which takes
-    a third of the time.
+    samples is compared as well, and a difference raises `ExportError`; with `check_size=False` nothing is, which saves
+    the time of two captures or more.
 
     Returns the tensors that the graph reads and the model does not have, by their names in the graph: buffers of the
     loss (`loss.weight`), and constants that the forward pass creates (`constant.…`). `arguments` takes them; most

@@ -96,8 +96,9 @@ def _candidates(dimension: int, size: int) -> Iterator[tuple[int, int]]:
     if dimension == 1 and less >= _LEAST_PRIME:
         yield size - less, 1
     yield size + _prime(max(size + 1, _LEAST_PRIME), 1), 1
-    if size - 2 >= LEAST:
-        yield size - _prime(size - 2, -1), 1
+    # An odd number less, so that models that take pairs are not taken for such that take any size.
+    if (few := _prime(size - LEAST, -1)) > 2:
+        yield size - few, 1
     if size % _ALIGNED == 0:
         yield size + _ALIGNED * _prime(max(size // _ALIGNED, _LEAST_PRIME), 1), _ALIGNED
         if size >= 4 * _ALIGNED:

@@ -28,7 +28,7 @@ pub use format::{write, write_file, write_recapture};
 pub use limits::FORMAT;
 pub use node::{Node, Phase, Value};
 pub use read::{read, read_from};
-pub use recapture::{Dimension, Recapture, RecaptureError, SeenNumber};
+pub use recapture::{Dimension, LEAST, Recapture, RecaptureError, SeenNumber};
 
 use crate::id::{ModuleId, NodeId, StorageId, ValueId};
 use crate::operator::{TypedCall, Types};

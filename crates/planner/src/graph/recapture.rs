@@ -13,7 +13,10 @@ use crate::graph::node::Node;
 use crate::graph::raw::Name;
 use crate::id::NodeId;
 use crate::reading::AtMost;
-use crate::tensor::Argument;
+use crate::tensor::{Argument, placed};
+
+/// The least size: PyTorch captures another graph for one.
+pub const LEAST: u64 = 2;
 
 /// The dimension of the batch along which a step may have another size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +68,7 @@ pub enum RecaptureError {
     #[error("a second capture has neither a size nor a difference that says why there is none")]
     NoSize,
     /// It has a size for which PyTorch captures another graph.
-    #[error("a second capture has size {size}; the least is 2")]
+    #[error("a second capture has size {size}; the least is {LEAST}")]
     Small {
         /// The size.
         size: u64,
@@ -88,19 +91,15 @@ impl Recapture {
     pub(super) fn check(&self, nodes: &PrimaryMap<NodeId, Node>) -> Result<(), RecaptureError> {
         match self.size {
             None if self.difference.is_none() => return Err(RecaptureError::NoSize),
-            Some(size) if size < 2 => return Err(RecaptureError::Small { size }),
+            Some(size) if size < LEAST => return Err(RecaptureError::Small { size }),
             _ => {}
         }
         let by_name: HashMap<&str, &Node> =
             nodes.values().map(|node| (node.name.as_str(), node)).collect();
         let mut places = HashSet::new();
         for SeenNumber { node: name, argument, item, .. } in &self.numbers {
-            let given = by_name.get(name.as_str()).and_then(|node| node.args.get(*argument));
-            let given = match (given, item) {
-                (Some(Argument::List(items)), Some(item)) => items.get(*item),
-                (given, None) => given,
-                (_, Some(_)) => None,
-            };
+            let node = by_name.get(name.as_str());
+            let given = node.and_then(|node| placed(&node.args, *argument, *item));
             let is_number = matches!(given, Some(Argument::Int(_) | Argument::Float(_)));
             if !is_number || !places.insert((name, argument, item)) {
                 return Err(RecaptureError::Number { node: name.clone(), argument: *argument });

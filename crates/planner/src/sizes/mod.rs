@@ -1,7 +1,8 @@
 //! The same step at another size: another batch, or another length of its samples. Invariant: which
 //! dimensions grow follows from the batch's placeholders by the axes of each call, never from
-//! extents that are alike; a step of which that is not known is refused, and the node is named. Of
-//! other numbers, some are recognised or refused, and the rest stay (`counts`, `limited`).
+//! extents that are alike; a step of which that is not known is refused, and the node is named.
+//! Which other numbers follow from the size, a second capture shows (`varying`); without one, some
+//! are recognised or refused, and the rest stay (`counts`, `limited`).
 
 mod certain;
 mod changes;
@@ -19,7 +20,7 @@ mod search;
 mod seen;
 mod varying;
 
-pub use crate::graph::Dimension;
+pub use crate::graph::{Dimension, LEAST};
 pub use compare::{Difference, difference};
 pub use error::SizeError;
 pub use search::{Range, Trial, largest};
@@ -28,9 +29,6 @@ pub use seen::{Unlike, may_be_seen, seen};
 use crate::graph::{Graph, Phase, Recapture};
 use crate::id::ValueId;
 use crate::sizes::changes::Changes;
-
-/// The least size: PyTorch captures another graph for one.
-pub const LEAST: u64 = 2;
 
 /// A step whose size may be another one.
 pub struct Sizes<'a> {

@@ -11,7 +11,7 @@ use crate::sizes::changes::Changes;
 use crate::sizes::groups::Rows;
 use crate::sizes::layout::{Input, laid_out, span};
 use crate::sizes::varying::carried;
-use crate::tensor::{Argument, DType, TensorType};
+use crate::tensor::{Argument, DType, TensorType, placed_mut};
 use crate::units::{Bytes, Flops};
 
 /// Operators that read of their first tensor only what they look up.
@@ -126,22 +126,13 @@ fn arguments(
     let mut args = node.args.clone();
     for literal in &changes.literals[id] {
         let value = Argument::Int(i64::try_from(literal.extent.at(to)?).ok()?);
-        *placed(&mut args, literal.argument, literal.item)? = value;
+        *placed_mut(&mut args, literal.argument, literal.item)? = value;
     }
     for varying in &changes.varying[id] {
-        let now = placed(&mut args, varying.argument, varying.item)?;
+        let now = placed_mut(&mut args, varying.argument, varying.item)?;
         *now = varying.at(now, graph, &changes.followed, to)?;
     }
     Some(args)
-}
-
-/// An argument, or an item of it.
-fn placed(args: &mut [Argument], argument: usize, item: Option<usize>) -> Option<&mut Argument> {
-    match (args.get_mut(argument)?, item) {
-        (Argument::List(items), Some(item)) => items.get_mut(item),
-        (argument, None) => Some(argument),
-        _ => None,
-    }
 }
 
 /// The types of a call's outputs that are used.

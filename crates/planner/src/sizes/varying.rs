@@ -11,7 +11,7 @@ use crate::sizes::compare::{Difference, of_calls};
 use crate::sizes::elements::{Elements, Known};
 use crate::sizes::follow::Followed;
 use crate::sizes::form::Form;
-use crate::tensor::Argument;
+use crate::tensor::{Argument, placed};
 
 /// A number among the arguments of a call that follows from the size.
 #[derive(Clone, Debug)]
@@ -78,19 +78,13 @@ pub fn varying(
     let mut found: SecondaryMap<NodeId, Vec<Varying>> = SecondaryMap::new();
     let Some(other) = seen.size else { return Ok(found) };
     for SeenNumber { node: name, argument, item, number } in &seen.numbers {
-        let refused = |now: f64| SizeError::Varies {
-            node: name.clone(),
-            dimension: followed.dimension.name(),
-            one: now,
-            other: *number,
-        };
-        let Some(node) = graph.node_named(name) else { return Err(refused(f64::NAN)) };
+        let Some(node) = graph.node_named(name) else { continue };
         let is_known = |literal: &Literal| (literal.argument, literal.item) == (*argument, *item);
         if literals[node].iter().any(is_known) {
             continue;
         }
-        let now = placed(&graph.nodes()[node].args, *argument, *item).and_then(Argument::number);
-        let now = now.ok_or_else(|| refused(f64::NAN))?;
+        let given = placed(&graph.nodes()[node].args, *argument, *item);
+        let Some(now) = given.and_then(Argument::number) else { continue };
         let elements = known.elements(&graph.nodes()[node]).into_iter().map(Some);
         let varying = [None].into_iter().chain(elements).find_map(|of| {
             let (one, two) = counts(of.as_ref(), graph, followed, other)?;
@@ -101,7 +95,12 @@ pub fn varying(
             }
             Some(Varying { argument: *argument, item: *item, form, of })
         });
-        found[node].push(varying.ok_or_else(|| refused(now))?);
+        found[node].push(varying.ok_or_else(|| SizeError::Varies {
+            node: name.clone(),
+            dimension: followed.dimension.name(),
+            one: now,
+            other: *number,
+        })?);
     }
     Ok(found)
 }
@@ -160,13 +159,4 @@ fn differs(
     let is_number = |it: &Argument| matches!(it, Argument::Int(_) | Argument::Float(_));
     let number = other.number().filter(|_| one != other && is_number(one) && is_number(other))?;
     Some(SeenNumber { node: node.name.clone(), argument, item, number })
-}
-
-/// An argument, or an item of it.
-fn placed(args: &[Argument], argument: usize, item: Option<usize>) -> Option<&Argument> {
-    match (args.get(argument)?, item) {
-        (Argument::List(items), Some(item)) => items.get(item),
-        (argument, None) => Some(argument),
-        _ => None,
-    }
 }

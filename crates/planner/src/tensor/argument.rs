@@ -63,3 +63,25 @@ impl Argument {
         }
     }
 }
+
+/// A positional argument, or an item of it if it is a list.
+pub fn placed(args: &[Argument], argument: usize, item: Option<usize>) -> Option<&Argument> {
+    match (args.get(argument)?, item) {
+        (Argument::List(items), Some(item)) => items.get(item),
+        (argument, None) => Some(argument),
+        _ => None,
+    }
+}
+
+/// The same, to be replaced.
+pub fn placed_mut(
+    args: &mut [Argument],
+    argument: usize,
+    item: Option<usize>,
+) -> Option<&mut Argument> {
+    match (args.get_mut(argument)?, item) {
+        (Argument::List(items), Some(item)) => items.get_mut(item),
+        (argument, None) => Some(argument),
+        _ => None,
+    }
+}

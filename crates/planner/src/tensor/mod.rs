@@ -3,7 +3,7 @@
 
 mod argument;
 
-pub use argument::Argument;
+pub use argument::{Argument, placed, placed_mut};
 
 use crate::units::Bytes;
 

@@ -103,7 +103,7 @@ fn second_captures() {
         (json!({ "size": 1 }), "size 1; the least is 2"),
         (json!({ "size": 9, "numbers": [number("drop", 0)] }), "argument 0 of node `drop`"),
         (json!({ "size": 9, "numbers": [number("drop", 99)] }), "argument 99 of node `drop`"),
-        (json!({ "size": 9, "numbers": [number("nobody", 1)] }), "node `nobody`"),
+        (json!({ "size": 9, "numbers": [number("other", 1)] }), "node `other`"),
         (json!({ "size": 9, "numbers": [number("drop", 1), number("drop", 1)] }), "or it has two"),
     ] {
         let found = verdict(seen);
