@@ -8,8 +8,10 @@ counts as proven not to fit if no schedule whatever of that capture needs as lit
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,8 @@ LANGUAGE = ("gpt2", "llama", "qwen2", "gpt_small")
 VISION = ("vit_b_16", "resnet50", "mobilenet_v3", "convnext")
 # Sizes beyond the largest one, as differences from it, until one is proven not to fit.
 BEYOND = (1, 2, 4, 8, 16, 32)
+# Sizes whose speed is measured.
+SIZES = 5
 PROVEN = "proven not to fit"
 HEAD = ("model", "axis", "budget", "largest", "s", "tried", "peak / budget", "one more", "proven from", "gap")
 SPEEDS = ("model", "size", "predicted s", "measured s", "predicted / measured", "per second, predicted", "measured")
@@ -47,10 +51,11 @@ def asked(name: str, budget: int, axis: str, options: argparse.Namespace) -> tup
     return found, time.perf_counter() - began
 
 
-def run(name: str, budget: int, axis: str, size: int, options: argparse.Namespace, steps: int = 1) -> dict[str, Any]:
+def run(name: str, budget: int, axis: str, size: int, options: argparse.Namespace, steps: int = 1,
+        counted: bool = True) -> dict[str, Any]:
     """Steps of that size in a process of their own."""
     return measured.measure(name, "tightfit", budget=budget, steps=steps, digests=False, tiny=options.tiny,
-                            threads=options.threads, **{axis: size})
+                            threads=options.threads, counted=counted, **{axis: size})
 
 
 def planned(name: str, budget: int, axis: str, size: int, options: argparse.Namespace) -> str:
@@ -86,11 +91,12 @@ def question(name: str, budget: int, axis: str, options: argparse.Namespace) -> 
 
 
 def speeds(name: str, budget: int, options: argparse.Namespace) -> None:
-    """Prints how long steps of the sizes that were tried take."""
+    """Prints how long steps of some of the sizes that were tried take, from the smallest to the largest that fits."""
     found, _ = asked(name, budget, "batch", options)
     fitting = [one for one in found.tried if one.fits]
-    for one in fitting[-5:]:
-        at = run(name, budget, "batch", one.size, options, steps=options.steps)
+    count = min(SIZES, len(fitting))
+    for one in (fitting[index * (len(fitting) - 1) // max(count - 1, 1)] for index in range(count)):
+        at = run(name, budget, "batch", one.size, options, steps=options.steps, counted=False)
         if "error" in at:
             row(name, one.size, f"{one.seconds:.3f}", at["message"].splitlines()[0], *["–"] * 3)
             continue
@@ -111,6 +117,14 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="the sizes of the tests")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    with tempfile.TemporaryDirectory(prefix="tightfit-largest-") as folder:
+        # Times that other runs measured are not found here.
+        os.environ["XDG_CACHE_HOME"] = folder
+        table(options)
+
+
+def table(options: argparse.Namespace) -> None:
+    """Prints the rows of all models."""
     head(SPEEDS if options.speeds else HEAD)
     for name in options.models:
         all_ = budgets(name, options.shares, options)

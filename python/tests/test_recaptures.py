@@ -59,7 +59,7 @@ KNOWN = {
     "positions from the end": lambda x: (x * (x.shape[1] - 1 - torch.arange(x.shape[1]))[:, None]).sum(),
     "the last position": lambda x: (x * (torch.arange(x.shape[1]) == x.shape[1] - 1)[:, None]).sum(),
     "shares of the positions": lambda x: (x * (torch.arange(x.shape[1]) / x.shape[1])[:, None]).sum(),
-    "the first four": lambda x: x[:, :4].square().mean(),
+    "the first two": lambda x: x[:, :2].square().mean(),
     "all but the first": lambda x: (x[:, 1:] - x[:, :-1]).square().mean(),
     "the third": lambda x: x[:, 2].square().mean(),
     "smooth": lambda x: functional.smooth_l1_loss(x, x.flip(1), beta=0.25),
@@ -103,6 +103,68 @@ def test_work_grows_along_each_axis(device, tmp_path):
     assert graph.at(length=18).difference(other) is None
 
 
+def attend(x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    heads = torch.cat((x, x), -1).unflatten(-1, (1, 8)).transpose(1, 2)
+    return functional.scaled_dot_product_attention(heads, heads, heads, bias)
+
+
+def image(x: torch.Tensor) -> torch.Tensor:
+    return x.unflatten(1, (2, 3)).permute(0, 3, 1, 2)
+
+
+# What PyTorch computes with operators of their own on CUDA, and along which dimensions it is known.
+ON_CUDA = {
+    "attention in float32": (attend, {"batch", "length"}),
+    "attention with a bias": (lambda x: attend(x, x[:, None, :, :1] - x[:, None, :, :1].mT), {"batch", "length"}),
+    "a norm": (lambda x: x.norm(dim=-1), {"batch", "length"}),
+    "a norm over the length": (lambda x: torch.linalg.vector_norm(x, dim=1, keepdim=True), {"batch", "length"}),
+    "rolled": (lambda x: x.roll(1, 1) * x.roll((1, -1), (0, 2)), {"batch", "length"}),
+    "unbound": (lambda x: x.unbind(2)[0] * x.unbind(2)[2], {"batch", "length"}),
+    "a patch": (lambda x: x.select_scatter(x[:, 0], 1, 2), {"batch", "length"}),
+    "shuffled pixels": (lambda x: functional.pixel_shuffle(image(x), 2), {"batch"}),
+    "interpolated": (lambda x: functional.interpolate(image(x), scale_factor=2.0, mode="nearest"), {"batch"}),
+    "looked up": (lambda x: torch.ops.aten._unsafe_index(x, [None, torch.tensor([0, 2, 2])]), {"batch"}),
+}
+
+
+@pytest.mark.parametrize("name", ON_CUDA)
+def test_operators_of_cuda(name, tmp_path):
+    of, known = ON_CUDA[name]
+    options = {"device": "cuda"}
+    graph = exported(tmp_path / "step.json", lambda x: of(x).square().sum(), length=32 if "attention" in name else S, **options)
+    for axis in known:
+        size = 64 if axis == "length" and "attention" in name else 8
+        other = exported(tmp_path / "other.json", lambda x: of(x).square().sum(),
+                         **{"length": 32 if "attention" in name else S} | {axis: size}, check_size=False, **options)
+        assert graph.at(**{axis: size}).difference(other) is None
+
+
+def cut(x: torch.Tensor) -> torch.Tensor:
+    return x[:, :64].square().mean()
+
+
+def test_a_limit_beyond_the_captured_sizes_is_seen(tmp_path):
+    """Below 64, the slice takes everything, and leaves no node."""
+    graph = exported(tmp_path / "step.json", cut, length=20)
+    other = exported(tmp_path / "other.json", cut, length=40, check_size=False)
+    assert graph.at(length=40).difference(other) is None
+    with pytest.raises(tightfit.OptionError, match="not known what the step is with a length of 80, only with 3 to 43: with 81, "):
+        graph.at(length=80)
+
+
+def test_a_limit_below_the_captured_size_is_seen(tmp_path):
+    graph = exported(tmp_path / "step.json", cut, length=80)
+    assert graph.at(length=300).difference(exported(tmp_path / "other.json", cut, length=300, check_size=False)) is None
+    with pytest.raises(tightfit.OptionError, match="not known what the step is with a length of 50, only with 80 to 3[0-9][0-9]: with "):
+        graph.at(length=50)
+
+
+def test_sizes_that_no_capture_is_near_are_answered_with_a_note(tmp_path):
+    graph = exported(tmp_path / "step.json", KNOWN["halved"])
+    with pytest.warns(UserWarning, match="captured with a batch of 4 to 65, and with 100 it is taken to be alike"):
+        graph.at(batch=100)
+
+
 def test_two_sizes_at_once_are_as_captured(tmp_path):
     graph = exported(tmp_path / "step.json", KNOWN["divided by a constant that is the batch size"])
     other = exported(tmp_path / "other.json", KNOWN["divided by a constant that is the batch size"], 9, 5, check_size=False)
@@ -126,7 +188,8 @@ def test_the_file_holds_what_was_seen(tmp_path):
     exported(tmp_path / "step.json", KNOWN["divided by the batch size"])
     seen = json.loads((tmp_path / "step.json").read_text())["recaptures"]
     assert {item["number"] for item in seen["batch"]["numbers"]} == {seen["batch"]["size"]}
-    assert set(seen["length"]) == {"size"}
+    assert set(seen["length"]) == {"size", "between"}
+    assert seen["batch"]["between"] == [N, 65]
 
 
 def test_multiples_of_the_size_are_known_where_others_differ(tmp_path):
@@ -135,7 +198,7 @@ def test_multiples_of_the_size_are_known_where_others_differ(tmp_path):
 
     graph = exported(tmp_path / "step.json", middle)
     assert graph.at(batch=3 * N).difference(exported(tmp_path / "other.json", middle, 3 * N)) is None
-    with pytest.raises(tightfit.OptionError, match=f"a batch of 9 is no multiple of {N}: with 15, node `select` has the number 7 instead of 2"):
+    with pytest.raises(tightfit.OptionError, match=f"with a batch of 9, only with multiples of {N}: with 15, node `select` has the number 7 instead of 2"):
         graph.at(batch=9)
 
 
@@ -146,5 +209,5 @@ def test_multiples_of_eight_are_known_where_others_differ(tmp_path):
     graph = exported(tmp_path / "step.json", padded, length=16)
     other = exported(tmp_path / "other.json", padded, length=32, check_size=False)
     assert graph.at(length=32).difference(other) is None
-    with pytest.raises(tightfit.OptionError, match="a length of 33 is no multiple of 8"):
+    with pytest.raises(tightfit.OptionError, match="with a length of 33, only with multiples of 8"):
         graph.at(length=33)

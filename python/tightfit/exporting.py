@@ -87,11 +87,11 @@ def export(
     PyTorch's fused updates, one parameter each. A warning names the calls that cannot be run this way; they have no
     seconds, and the planner predicts them.
 
-    So that plans for another batch or length can be made from the file, the step is captured at another batch and at
-    another length as well, and compared node by node with what `Graph.at` makes of the training graph. The file says
+    So that plans for another batch or length can be made from the file, the step is captured at a small and at a large
+    batch and length as well, and compared node by node with what `Graph.at` makes of the training graph. The file says
     what was seen; where there was a difference, other sizes are refused later. With `check_size=N` a batch of *N*
     samples is compared as well, and a difference raises `ExportError`; with `check_size=False` nothing is, which saves
-    the time of two captures or more.
+    the time of four captures or more.
 
     Returns the tensors that the graph reads and the model does not have, by their names in the graph: buffers of the
     loss (`loss.weight`), and constants that the forward pass creates (`constant.…`). `arguments` takes them; most

@@ -19,6 +19,10 @@ from .planning import read_graph
 DIMENSIONS = ("batch", "length")
 # Extents that kernels round up to are multiples of it.
 _ALIGNED = 8
+# How many times the size a far one is, by dimension: a model may make a table of the length's square.
+_FAR = ((16, 4), (4, 2))
+# The longest text of an error.
+_LINE = 200
 # Differences of sizes have no divisor below, so that remainders of divisions by small numbers differ, too.
 _LEAST_PRIME = 11
 # And where only multiples of the size are alike, this many of them.
@@ -55,6 +59,8 @@ def recaptures(graph: dict[str, Any], capture: Capture, dimensions: Sequence[str
         size = _size(graph, dimension)
         if size is not None and size >= LEAST and subject.may_be_seen(name):
             found[name] = _along(subject, dimension, size, capture)
+            if "size" in found[name]:
+                found[name] |= _far(graph, found[name], dimension, size, capture)
     return found
 
 
@@ -65,40 +71,74 @@ def _size(graph: dict[str, Any], dimension: int) -> int | None:
 
 
 def _along(subject: Any, dimension: int, size: int, capture: Capture) -> dict[str, Any]:
-    """What is seen at other sizes along a dimension."""
-    differs, failed = None, None
+    """What is seen at one other size along a dimension."""
+    differs, failed, below = None, None, {}
     for other, grid in _candidates(dimension, size):
         if differs is not None and grid == 1:
             continue
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                captured = capture(dimension, size, other)
+            captured = _again(capture, dimension, size, other)
         except Exception as error:  # The model's own code may fail in any way.
-            failed = failed or f"with {other} it cannot be captured ({type(error).__name__})"
+            failed = failed or f"with {other} it cannot be captured ({_reason(error)})"
             continue
         try:
-            seen = subject.seen(read_graph(captured), DIMENSIONS[dimension], grid)
+            seen = subject.seen(captured, DIMENSIONS[dimension], grid)
         except OptionError as error:
-            differs = differs or f"with {other}, {error}"
+            said = f"with {other}, {error}"
+            # Larger sizes may be alike although a smaller one is not.
+            if other < size and not below:
+                below = {"below": said}
+            else:
+                differs = differs or said
             continue
         if seen is None:
             failed = failed or f"with {other} a table of positions has too few rows"
             continue
-        return json.loads(seen) | ({} if grid == 1 else {"difference": differs or failed})
-    return {"difference": differs or failed}
+        return json.loads(seen) | below | ({} if grid == 1 else {"difference": differs or failed})
+    return {"difference": differs or below.get("below") or failed}
+
+
+def _far(graph: dict[str, Any], seen: dict[str, Any], dimension: int, size: int, capture: Capture) -> dict[str, Any]:
+    """Up to which size it is as was seen at another one, and what is different beyond."""
+    name, (least, most), grid = DIMENSIONS[dimension], seen["between"], seen.get("grid", 1)
+    above = {}
+    for times in _FAR[dimension]:
+        other = size + grid * _prime((times - 1) * size // grid, 1)
+        if other <= most:
+            break
+        further = {"between": [least, other]}
+        try:
+            expected = read_graph(graph | {"recaptures": {name: seen | further}}).at(**{name: other})
+            captured = _again(capture, dimension, size, other)
+        except Exception:  # The model does not take it, by its own code or by its tables.
+            continue
+        difference = expected.difference(captured)
+        if difference is None:
+            return further | above
+        above = {"above": f"with {other}, {difference}"}
+    return above
+
+
+def _again(capture: Capture, dimension: int, now: int, size: int) -> Any:
+    """The graph that is captured at another size."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return read_graph(capture(dimension, now, size))
+
+
+def _reason(error: Exception) -> str:
+    """The type of an error, and the first line of what it says."""
+    line = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {line[:_LINE]}" if line else type(error).__name__
 
 
 def _candidates(dimension: int, size: int) -> Iterator[tuple[int, int]]:
     """Sizes to capture at, and of which multiples each is an example."""
-    less = _prime(size // 2, -1)
-    # A length may be as long as a table of positions, a batch may have any number of samples.
-    if dimension == 1 and less >= _LEAST_PRIME:
-        yield size - less, 1
-    yield size + _prime(max(size + 1, _LEAST_PRIME), 1), 1
-    # An odd number less, so that models that take pairs are not taken for such that take any size.
-    if (few := _prime(size - LEAST, -1)) > 2:
+    # As few as possible, if that is far enough away: as little as possible is captured then, and a table of positions or
+    # a limit is not met. An odd number less, so that models that take pairs are not taken for such that take any size.
+    if (few := _prime(size - LEAST - 1, -1)) > 2:
         yield size - few, 1
+    yield size + _prime(max(size + 1, _LEAST_PRIME), 1), 1
     if size % _ALIGNED == 0:
         yield size + _ALIGNED * _prime(max(size // _ALIGNED, _LEAST_PRIME), 1), _ALIGNED
         if size >= 4 * _ALIGNED:
@@ -108,7 +148,7 @@ def _candidates(dimension: int, size: int) -> Iterator[tuple[int, int]]:
 
 def _prime(start: int, step: int) -> int:
     """The first prime from `start` on, upwards or downwards; 0 if there is none."""
-    number = start
+    number = max(start, 2) if step > 0 else start
     while number > 1 and any(number % divisor == 0 for divisor in range(2, math.isqrt(number) + 1)):
         number += step
     return number if number > 1 else 0

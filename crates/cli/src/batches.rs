@@ -92,7 +92,7 @@ impl Batches {
 
     /// The dimensions along which other sizes were not captured.
     pub fn unseen(self, graph: &Graph) -> impl Iterator<Item = Unseen> + '_ {
-        self.sizes().filter_map(|(dimension, _)| Unseen::of(graph, dimension))
+        self.sizes().filter_map(|(dimension, size)| Unseen::of(graph, dimension, size))
     }
 
     /// The number of micro-batches.
@@ -120,13 +120,19 @@ impl Batches {
     }
 }
 
-/// A dimension along which a step was not captured at another size. Displays what may be wrong.
-pub struct Unseen(Dimension);
+/// A size of which no capture of a step shows what it is there. Displays what may be wrong.
+pub struct Unseen {
+    dimension: Dimension,
+    size: u64,
+    between: Option<(u64, u64)>,
+}
 
 impl Unseen {
-    /// That of a graph, unless it was.
-    pub fn of(graph: &Graph, dimension: Dimension) -> Option<Unseen> {
-        graph.recapture(dimension).is_none().then_some(Unseen(dimension))
+    /// A size of a graph, unless one was.
+    pub fn of(graph: &Graph, dimension: Dimension, size: u64) -> Option<Unseen> {
+        let between = graph.recapture(dimension).and_then(|seen| seen.between);
+        let is_seen = between.is_some_and(|(least, most)| (least..=most).contains(&size));
+        (!is_seen).then_some(Unseen { dimension, size, between })
     }
 
     /// Says so.
@@ -137,12 +143,21 @@ impl Unseen {
 
 impl fmt::Display for Unseen {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = self.0.name();
-        write!(
-            formatter,
-            "the graph does not say that the step was captured with another {name}: numbers that \
-             the model computes from it may be taken for constants; export the step again to have \
-             them compared"
-        )
+        let &Unseen { dimension, size, between } = self;
+        let name = dimension.name();
+        match between {
+            Some((least, most)) => write!(
+                formatter,
+                "the step was captured with a {name} of {least} to {most}, and with {size} it is \
+                 taken to be alike; a model that limits or rounds the {name} may do something else \
+                 there"
+            ),
+            None => write!(
+                formatter,
+                "the graph does not say that the step was captured with another {name}: numbers \
+                 that the model computes from it may be taken for constants; export the step \
+                 again to have them compared"
+            ),
+        }
     }
 }

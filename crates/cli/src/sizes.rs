@@ -118,7 +118,8 @@ impl Question<'_> {
     pub fn answer(&self) -> Result<Found> {
         let (tried, barred) = (BTreeMap::new(), BTreeMap::new());
         let mut asked = Asked { question: self, tried, refused: None, barred };
-        let range = Range { least: LEAST, most: MOST, grid: self.sizes.grid() };
+        let grid = self.sizes.grid();
+        let range = Range { least: LEAST, most: MOST, grid };
         let start = self.sizes.size();
         let size = largest(start, range, self.budget, |size, patient| asked.trial(size, patient))?;
         let Some(size) = size else {
@@ -131,7 +132,7 @@ impl Question<'_> {
             });
         };
         for share in SHARES {
-            let smaller = ((size as f64 * share).round() as u64).max(LEAST);
+            let smaller = ((size as f64 * share).round() as u64).next_multiple_of(grid).max(LEAST);
             if !interrupt::raised() && !asked.tried.contains_key(&smaller) {
                 asked.plan(smaller, 1.0, false)?;
             }
@@ -147,13 +148,14 @@ impl Question<'_> {
         }
         let speed = |tried: &&Tried| tried.plan.map_or(0.0, |plan| plan.per_second);
         let fastest = asked.tried.values().max_by(|a, b| speed(a).total_cmp(&speed(b)));
-        let above = asked.tried.get(&(size + 1)).and_then(|tried| tried.plan.err());
+        let next = size + grid;
+        let above = asked.tried.get(&next).and_then(|tried| tried.plan.err());
         Ok(Found {
             budget: self.budget,
             fastest: fastest.map_or(size, |tried| tried.size),
             size,
             is_proven: above.is_some_and(|lacking| lacking.is_proven),
-            end: asked.barred.remove(&(size + 1)),
+            end: asked.barred.remove(&next),
             tried: asked.tried.into_values().collect(),
         })
     }

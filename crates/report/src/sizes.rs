@@ -68,11 +68,12 @@ pub fn sizes_svg(title: &str, name: &str, points: &[SizePoint], largest: u64) ->
         );
     }
     explain(&mut svg, &points, largest, !bound.is_empty());
+    let what = if name == "batch" { "samples" } else { "elements of each sample" };
     let middle = (LEFT + WIDTH - RIGHT) / 2.0;
     centred(
         &mut svg,
         (middle, HEIGHT - 14.0),
-        format_args!("{name}; the same per second, predicted"),
+        format_args!("{name} (across), {what} per second as predicted (up)"),
     );
     svg.push_str("\n</svg>\n");
     svg

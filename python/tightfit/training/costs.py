@@ -12,7 +12,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,7 +33,11 @@ from .roles import Kind, Role
 
 # A call is repeated until it has taken this many seconds, at least and at most this many times. The run that measures
 # its memory is one of these: its extra time is negligible in calls so long that they run no more than twice.
-_SECONDS, _LEAST, _MOST = 0.004, 2, 12
+_SECONDS, _LEAST, _MOST = 0.004, 2, 4
+# Bytes of parameters that are read before a run of a short call: between two calls a step reads as much, so a call does
+# not find in the caches what it left there when it ran last (with warm caches, a step of 40 ms is predicted to take 28).
+_READ = 16 << 20
+_FLOATS = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 # Exceptions that operators raise.
 _REFUSALS = (RuntimeError, TypeError, ValueError, LookupError, AssertionError, ArithmeticError)
 # Bytes to whose multiples CUDA's caching allocator rounds sizes up.
@@ -63,19 +67,21 @@ class Costed:
     most: int = 0
 
 
-def costed(document: dict[str, Any], device: torch.device, given: Sequence[Any] = ()) -> Costed:
+def costed(document: dict[str, Any], device: torch.device, given: Sequence[Any] = (),
+           parameters: Iterable[torch.Tensor] = ()) -> Costed:
     """The graph with the seconds and the workspace of each call that runs, as measured on `device`.
 
     `given` are the step's own arguments, if available: calls that only read parameters or buffers are measured with
-    those, and not with copies, for which a tight budget has no room.
+    those, and not with copies, for which a tight budget has no room. They, or else `parameters`, are read between two
+    runs of a call.
 
     A call that cannot be run on made-up inputs keeps the workspace that the graph records, and has no seconds.
     On CUDA, the sizes of tensors are those of the blocks that the allocator hands out for them.
     """
     storages = [block(size, device) for size in document["storages"]]
     values = values_of(document)
-    known, refused = _Known(device), {}
     there = _static(document, given)
+    known, refused = _Known(device, there.values() or parameters), {}
     shared = _shared(document, values)
     nodes = []
     with undisturbed(device), _current(device):
@@ -183,9 +189,10 @@ def _read(node: Mapping[str, Any], values: Mapping[int, Any],
 class _Known:
     """Costs by call, read from the file of a device and written back."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, parameters: Iterable[torch.Tensor]) -> None:
         kind = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} {torch.get_num_threads()}"
         self.device = device
+        self._parameters = _first(parameters, device)
         self.name = "costs/" + re.sub(r"[^\w.]+", "-", f"{producer()} {kind}") + ".json"
         self.costs: dict[str, Cost] = {}
         self.refused: dict[str, str] = {}
@@ -216,7 +223,7 @@ class _Known:
                                "first step; begin to profile after the first step of each kind of batch, and after the first "
                                "with gradients that are there already")
         try:
-            cost = _measured(prepared(call, self.device, there), self.device)
+            cost = _measured(prepared(call, self.device, there), self.device, self._parameters)
             if cost.peak == 0 and results > 0:
                 raise LookupError("the allocator in use does not tell PyTorch's profiler what it hands out")
             beside = max(cost.peak - max(results, sum(cost.results)), 0)
@@ -249,7 +256,24 @@ class _Known:
             cache.keep(self.name, json.dumps(costs))
 
 
-def _measured(run: Callable[[], Any], device: torch.device) -> Cost:
+def _first(parameters: Iterable[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """Parameters of `_READ` bytes in all; none for a GPU, whose calls do not wait for one another's data."""
+    found: list[torch.Tensor] = []
+    if device.type == "cuda":
+        return found
+    left = _READ
+    for parameter in parameters:
+        tensor = parameter.detach()
+        if type(tensor) is not torch.Tensor or tensor.device != device or tensor.dtype not in _FLOATS or not tensor.is_contiguous():
+            continue
+        found.append(tensor.view(-1)[:left // tensor.element_size()])
+        left -= found[-1].nbytes
+        if left < tensor.element_size():
+            break
+    return found
+
+
+def _measured(run: Callable[[], Any], device: torch.device, parameters: Sequence[torch.Tensor]) -> Cost:
     results: list[int] = []
 
     def watched() -> Any:
@@ -263,6 +287,9 @@ def _measured(run: Callable[[], Any], device: torch.device) -> Cost:
     # On CUDA, measuring memory takes two runs and synchronizes, so its time does not count.
     samples = [time.perf_counter() - began] if device.type != "cuda" else []
     while len(samples) < _LEAST or (sum(samples) < _SECONDS and len(samples) < _MOST):
+        if samples and samples[-1] < _SECONDS:
+            for parameter in parameters:
+                parameter.sum()
         samples.append(_seconds(run, device))
     return Cost(max(round(min(samples), 9), 1e-9), peak, tuple(results))
 

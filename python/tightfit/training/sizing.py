@@ -71,7 +71,7 @@ class Largest:
 
     def _title(self) -> str:
         end = f", beyond which {self.model} cannot be captured" if self.limit is not None else \
-            "" if self.is_proven else ", beyond which no plan was found"
+            "" if self.is_proven else ", beyond which no plan was found (a longer deadline may find one)"
         return (f"{self.model}: the largest {_NAMES[self.axis]} within {notebook.bytes_(self.budget)} is {self.size}{end}; "
                 f"{self.fastest} is the fastest for its size")
 
@@ -127,7 +127,7 @@ def largest(model: nn.Module, batch: Any, budget: int | str | Budget, *, optimiz
     if optimizer is not None:
         trains(optimizer, model)
         beside += state_bytes(optimizer, model.parameters())
-    question = _Asked(Captures(capture, first), room, beside, limit, known, machine)
+    question = _Asked(Captures(capture, first), room, beside, limit, known, machine, parameters=tuple(model.parameters()))
     return _found(Search(question.tried, room, first.grid(given)), given, axis, type(model).__name__)
 
 
@@ -159,7 +159,8 @@ def largest_of(backend: Backend, known: Mapping[str, int]) -> Largest:
     captured = Captured(backend, varying, symbols[axis], fixed=fixed)
     given = max(step.joint.extent_along(_DIMENSIONS[axis]) for step in varying.steps.values())
     question = _Asked(Captures(None, captured), room, sum(backend.ledger.others().values()), min(backend.settings.deadline, _DEADLINE),
-                      backend.settings.planner, model=backend.model)
+                      backend.settings.planner, model=backend.model,
+                      parameters=() if backend.model is None else tuple(backend.model.parameters()))
     return _found(Search(question.tried, room, captured.grid(given)), given, axis, backend.name)
 
 
@@ -177,8 +178,10 @@ def _found(search: Search, given: int, axis: str, name: str) -> Largest:
             f"{too_few(room, least.needed)} {name} with a {_NAMES[axis]} of {least.size}: no schedule needs less than "
             f"{least.needed:,}{suffices}. Give a larger budget; a {_NAMES[axis]} of 1 has a graph of its own, which tightfit.plan plans",
             budget=room, needed=least.needed, smallest=least.smallest or least.needed, binding=None, live=[])
+    # Close to the budget, more time finds much faster plans.
+    search.improve(size)
     for share in _SHARES:
-        search.look(max(round(size * share / search.grid), 1) * search.grid)
+        search.look(max(round(size * share / search.grid), -(-extents.LEAST // search.grid)) * search.grid)
     tried = tuple(search.tried[one] for one in sorted(search.tried))
     fastest = max((one for one in tried if one.fits), key=lambda one: one.per_second)
     next_ = size + search.grid
@@ -191,7 +194,8 @@ def _found(search: Search, given: int, axis: str, name: str) -> Largest:
 @dataclass(frozen=True)
 class _Asked:
     """What is asked of each size: a plan within `room` bytes, of which `beside` are held by others, by the `planner` within
-    `deadline` seconds, with times that are measured or predicted for the `machine`. Gradients of `model` that exist count."""
+    `deadline` seconds, with times that are measured or predicted for the `machine`. Gradients of `model` that exist count. `parameters` are read between
+    measurements."""
 
     captures: Captures
     room: int
@@ -200,6 +204,7 @@ class _Asked:
     planner: str
     machine: str | None = None
     model: nn.Module | None = None
+    parameters: tuple[torch.Tensor, ...] = ()
 
     def tried(self, size: int, is_near: bool, is_patient: bool) -> Tried | None:
         """A size, with its plan; `None` if the model does not take it. If it `is_near` the largest one, the bytes that
@@ -214,7 +219,7 @@ class _Asked:
             return Tried(size, needed=needed)
         graph = document(step.joint, step.name, accumulated=self._accumulated(step.joint), between=step.loss.memory.between)
         if self.machine is None:
-            graph = costed(graph, step.device).document
+            graph = costed(graph, step.device, parameters=self.parameters).document
         below = None if step.tier is None else Below(step.tier.size, *step.tier.rates)
         search = functools.partial(held, graph, machine=self.machine, below=below, planner=self.planner)
         try:

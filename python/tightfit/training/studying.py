@@ -61,7 +61,7 @@ def capture_step(model: nn.Module, batch: Any, *, differentiable_outputs: bool =
     """
     flag(measure, "measure")
     step = _step(model, batch, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory)
-    return _costed(step, measure=measure and _is_real(model, batch))
+    return _costed(step, model, measure=measure and _is_real(model, batch))
 
 
 def plan(model: nn.Module, batch: Any, budget: int | str | Budget = "min", *, machine: str | None = None,
@@ -78,7 +78,7 @@ def plan(model: nn.Module, batch: Any, budget: int | str | Budget = "min", *, ma
     asked = budget.bytes
     machine = predicted_for(model, batch, machine)
     step = _step(model, batch, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory)
-    graph = _costed(step, measure=machine is None)
+    graph = _costed(step, model, measure=machine is None)
     beside = step.outside + step.reserve + step.ledger.unread_bytes() + budget.held()
     beside += 0 if optimizer is None else state_bytes(optimizer, model.parameters())
     room = None if asked is None else max(asked - beside, 0)
@@ -149,9 +149,9 @@ def _modes(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if first is None else first.fake_mode
 
 
-def _costed(step: Step, *, measure: bool) -> dict[str, Any]:
+def _costed(step: Step, model: nn.Module, *, measure: bool) -> dict[str, Any]:
     graph = document(step.joint, step.name, between=step.loss.memory.between)
-    return costed(graph, step.device).document if measure else graph
+    return costed(graph, step.device, parameters=model.parameters()).document if measure else graph
 
 
 def predicted_for(model: nn.Module, batch: Any, machine: str | None) -> str | None:

@@ -106,7 +106,6 @@ pub fn largest(arguments: &Arguments) -> Result<ExitCode> {
     }
     let dimension = arguments.axis.dimension();
     let sizes = Sizes::along(&graph, dimension)?;
-    Unseen::of(&graph, dimension).into_iter().for_each(Unseen::tell);
     let question = Question {
         sizes,
         batches: arguments.batches,
@@ -117,6 +116,8 @@ pub fn largest(arguments: &Arguments) -> Result<ExitCode> {
     };
     let most = Seconds(f64::INFINITY);
     let found = progress::during("planning size by size", most, || question.answer())?;
+    let unseen = |&size: &u64| Unseen::of(&graph, dimension, size);
+    [found.size, found.fastest].iter().find_map(unseen).into_iter().for_each(Unseen::tell);
     let mut written = Written::default();
     if let Some(path) = &arguments.svg {
         let name = arguments.axis.dimension().name();
@@ -171,7 +172,7 @@ fn show(arguments: &Arguments, graph: &Graph, machine: &Machine, found: &Found) 
         (Some(error), _) => format!("one more is no step: {error}"),
         (None, _) if found.size >= MOST => "the largest that is asked for".to_string(),
         (None, true) => "one more is proven not to fit".to_string(),
-        (None, false) => "beyond it no plan was found".to_string(),
+        (None, false) => "no plan was found for one more; a longer --deadline may find one".into(),
     };
     row!(format!("largest {name}"), found.size, "{end}")?;
     row!(

@@ -88,6 +88,9 @@ impl Serialize for Again<'_> {
         let Again(seen) = self;
         let mut map = serializer.serialize_map(None)?;
         let mut set = Entries(&mut map);
+        set.if_some("above", seen.above.as_ref())?;
+        set.if_some("below", seen.below.as_ref())?;
+        set.if_some("between", seen.between)?;
         set.if_some("difference", seen.difference.as_ref())?;
         set.if_some("grid", (seen.grid != 1).then_some(seen.grid))?;
         set.if_some("numbers", given(&seen.numbers).map(|all| Many(|| all.iter().map(Other))))?;

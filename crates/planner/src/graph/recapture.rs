@@ -55,6 +55,12 @@ pub struct Recapture {
     pub grid: u64,
     /// What was different at a size that is no such multiple, or why there was nothing to compare.
     pub difference: Option<String>,
+    /// The smallest and the largest size of which all this was seen, that of the graph among them.
+    pub between: Option<(u64, u64)>,
+    /// What was different at a smaller size.
+    pub below: Option<String>,
+    /// What was different at a larger one.
+    pub above: Option<String>,
     /// Numbers among the arguments of calls that are others there; not those that are extents along
     /// an axis that grows, which follow from the calls.
     pub numbers: Vec<SeenNumber>,
@@ -72,6 +78,24 @@ pub enum RecaptureError {
     Small {
         /// The size.
         size: u64,
+    },
+    /// It is said of multiples of a number alone, and nothing says why.
+    #[error(
+        "a second capture says that multiples of {grid} are known, and no difference at others"
+    )]
+    Grid {
+        /// The number.
+        grid: u64,
+    },
+    /// The sizes of which it was seen are none, or the second capture is not among them.
+    #[error("a second capture of size {size} was seen between {least} and {most}")]
+    Between {
+        /// The size of the second capture.
+        size: u64,
+        /// The smallest size.
+        least: u64,
+        /// The largest.
+        most: u64,
     },
     /// It has a number where a call has none, or two of them.
     #[error(
@@ -91,8 +115,16 @@ impl Recapture {
     pub(super) fn check(&self, nodes: &PrimaryMap<NodeId, Node>) -> Result<(), RecaptureError> {
         match self.size {
             None if self.difference.is_none() => return Err(RecaptureError::NoSize),
+            Some(_) if self.grid > 1 && self.difference.is_none() => {
+                return Err(RecaptureError::Grid { grid: self.grid });
+            }
             Some(size) if size < LEAST => return Err(RecaptureError::Small { size }),
             _ => {}
+        }
+        if let (Some(size), Some((least, most))) = (self.size, self.between)
+            && !(LEAST <= least && least <= size && size <= most)
+        {
+            return Err(RecaptureError::Between { size, least, most });
         }
         let by_name: HashMap<&str, &Node> =
             nodes.values().map(|node| (node.name.as_str(), node)).collect();
@@ -134,6 +166,9 @@ struct RawRecapture {
     size: Option<u64>,
     grid: Option<NonZeroU64>,
     difference: Option<Name>,
+    between: Option<(u64, u64)>,
+    below: Option<Name>,
+    above: Option<Name>,
     numbers: Option<AtMost<RawNumber, MOST_NAMES>>,
 }
 
@@ -161,10 +196,14 @@ impl RawRecapture {
             item,
             number,
         };
+        let text = |name: Option<Name>| name.map(|name| name.0);
         Recapture {
             size: self.size,
             grid: self.grid.map_or(1, NonZeroU64::get),
-            difference: self.difference.map(|text| text.0),
+            difference: text(self.difference),
+            between: self.between,
+            below: text(self.below),
+            above: text(self.above),
             numbers: self.numbers.into_iter().flat_map(|all| all.0).map(number).collect(),
         }
     }

@@ -44,7 +44,10 @@ pub enum SizeError {
         why: String,
     },
     /// Only multiples are known to be what follows.
-    #[error("a {dimension} of {size} is no multiple of {grid}: {why}")]
+    #[error(
+        "it is not known what the step is with a {dimension} of {size}, only with multiples of \
+         {grid}: {why}"
+    )]
     Multiple {
         /// What the size is called.
         dimension: &'static str,
@@ -53,6 +56,23 @@ pub enum SizeError {
         /// The number of which sizes are multiples.
         grid: u64,
         /// What was different at another size.
+        why: String,
+    },
+    /// Smaller or larger sizes are known to be something else.
+    #[error(
+        "it is not known what the step is with a {dimension} of {size}, only with {least} to \
+         {most}: {why}"
+    )]
+    Outside {
+        /// What the size is called.
+        dimension: &'static str,
+        /// The size.
+        size: u64,
+        /// The smallest size of which it is known.
+        least: u64,
+        /// The largest.
+        most: u64,
+        /// What was different at a smaller or larger one.
         why: String,
     },
     /// What follows from a size along one dimension depends on that along another one.
@@ -204,7 +224,10 @@ pub enum SizeError {
         error: Unsuited,
     },
     /// A tensor would not have the shape that its operator makes.
-    #[error("node `{node}` makes {made:?} at this size, where {followed:?} follows from the batch")]
+    #[error(
+        "node `{node}` makes {made:?} at this size, where the batch needs {followed:?}: what it is \
+         made from, such as a table of positions, may have no more"
+    )]
     Shape {
         /// The name of the node.
         node: String,

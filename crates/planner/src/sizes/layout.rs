@@ -71,6 +71,14 @@ fn dense(old: &TensorType, shape: &[u64]) -> Option<TensorType> {
 fn narrowed(old: &TensorType, shape: Vec<u64>, shown: &Input<'_>) -> Option<TensorType> {
     let (before, after) = (shown.old.strides_or_contiguous(), shown.new.strides_or_contiguous());
     let own = old.strides_or_contiguous();
+    if let Some(gone) = removed((&old.shape, &own), (&shown.old.shape, &before)) {
+        let later = old.offset.checked_sub(shown.old.offset)?;
+        let steps =
+            later.is_multiple_of(before[gone].max(1)).then(|| later / before[gone].max(1))?;
+        let mut strides = after;
+        let each = strides.remove(gone);
+        return Some(strided(old, shape, strides, shown.new.offset + steps * each));
+    }
     if own == before {
         // It begins some elements later, along the dimension of which it shows a part.
         let later = old.offset.checked_sub(shown.old.offset)?;
@@ -90,6 +98,15 @@ fn narrowed(old: &TensorType, shape: Vec<u64>, shown: &Input<'_>) -> Option<Tens
     let mut extents = shown.old.shape.iter().zip(&shown.new.shape).enumerate();
     let is_outermost = extents.all(|(dim, (old, new))| old == new || Some(dim) == outermost);
     is_outermost.then(|| TensorType { shape, ..old.clone() })
+}
+
+/// The dimension of which one tensor, of these extents and strides, shows one place of another, if
+/// there is just one such dimension.
+fn removed(one: (&[u64], &[u64]), of: (&[u64], &[u64])) -> Option<usize> {
+    let without = |all: &[u64], gone: usize| [&all[..gone], &all[gone + 1..]].concat();
+    let is_it = |&dim: &usize| without(of.0, dim) == one.0 && without(of.1, dim) == one.1;
+    let mut found = (0..of.0.len()).filter(is_it);
+    found.next().filter(|_| found.next().is_none())
 }
 
 fn strided(old: &TensorType, shape: Vec<u64>, strides: Vec<u64>, offset: u64) -> TensorType {

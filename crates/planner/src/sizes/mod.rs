@@ -78,6 +78,24 @@ impl<'a> Sizes<'a> {
         self.graph.recapture(self.dimension).map_or(1, |seen| seen.grid)
     }
 
+    /// The smallest and the largest size of which it was seen what the step is; `None` if nothing
+    /// was.
+    pub fn between(&self) -> Option<(u64, u64)> {
+        self.graph.recapture(self.dimension)?.between
+    }
+
+    /// Why the step is not known at a size, if what was seen at others says so.
+    fn outside(&self, seen: &Recapture, size: u64) -> Option<SizeError> {
+        let (least, most) = seen.between?;
+        let why = match size {
+            _ if size < least => seen.below.clone()?,
+            _ if size > most => seen.above.clone()?,
+            _ => return None,
+        };
+        let dimension = self.dimension.name();
+        Some(SizeError::Outside { dimension, size, least, most, why })
+    }
+
     /// The step at another size. Its calls have no measured seconds if their tensors are others.
     ///
     /// # Errors
@@ -92,6 +110,9 @@ impl<'a> Sizes<'a> {
             let (dimension, grid) = (self.dimension.name(), seen.grid);
             let why = seen.difference.clone().unwrap_or_default();
             return Err(SizeError::Multiple { dimension, size, grid, why });
+        }
+        if let Some(error) = seen.and_then(|seen| self.outside(seen, size)) {
+            return Err(error);
         }
         rewrite::rewritten(self.graph, &self.changes, self.size, size)
     }

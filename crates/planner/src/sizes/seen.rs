@@ -50,11 +50,14 @@ pub fn seen(
     dimension: Dimension,
     grid: u64,
 ) -> Result<Recapture, Unlike> {
-    let size = super::size(other, dimension)?;
+    let (now, size) = (super::size(graph, dimension)?, super::size(other, dimension)?);
     let all = Recapture {
         size: Some(size),
         grid,
         difference: None,
+        between: Some((now.min(size), now.max(size))),
+        below: None,
+        above: None,
         numbers: numbers(graph, other).map_err(Unlike::Differs)?,
     };
     let sizes = Sizes::by(graph, dimension, Some(&all))?;

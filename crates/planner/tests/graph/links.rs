@@ -101,6 +101,9 @@ fn second_captures() {
     for (seen, said) in [
         (json!({}), "neither a size nor a difference"),
         (json!({ "size": 1 }), "size 1; the least is 2"),
+        (json!({ "size": 9, "grid": 3 }), "multiples of 3 are known, and no difference"),
+        (json!({ "size": 9, "between": [2, 8] }), "size 9 was seen between 2 and 8"),
+        (json!({ "size": 9, "between": [1, 9] }), "size 9 was seen between 1 and 9"),
         (json!({ "size": 9, "numbers": [number("drop", 0)] }), "argument 0 of node `drop`"),
         (json!({ "size": 9, "numbers": [number("drop", 99)] }), "argument 99 of node `drop`"),
         (json!({ "size": 9, "numbers": [number("other", 1)] }), "node `other`"),

@@ -1,13 +1,15 @@
 //! Axes of operators that the engine does not execute, so that steps for planning can have other
 //! sizes, too. Invariant: as for the operators of the table; what is not here has no known axes.
 
-use crate::operator::axes::fused::{flash_attention, flash_attention_gradient, fused_attention};
+use crate::operator::axes::fused::{
+    efficient_attention, efficient_attention_gradient, flash_attention, flash_attention_gradient,
+};
 use crate::operator::axes::images::{
     batch_norm, batch_norm_gradient, convolution, convolution_gradient, group_norm,
-    group_norm_gradient, padded, pooled, pooled_gradient, upsampled_gradient,
+    group_norm_gradient, padded, pooled, pooled_gradient, shuffled, upsampled_gradient,
 };
-use crate::operator::axes::reduction::{normalised, through};
-use crate::operator::axes::slices::{selected_gradient, sliced_gradient};
+use crate::operator::axes::reduction::{norm, normalised, through};
+use crate::operator::axes::slices::{patched_index, selected_gradient, sliced_gradient};
 use crate::operator::axes::strided::{made_sized, made_strided, restrided_over};
 use crate::operator::axes::{
     Along, Axes, Axis, Linear, Literal, Part, axis, drawn, elements, long, others, remaining,
@@ -82,11 +84,20 @@ pub fn rule(name: &str) -> Option<Axes> {
         "aten.argmax.default" | "aten.argmin.default" => remaining,
         "aten.var_mean.correction" => variance_and_mean,
         "aten.std.correction" => remaining_of_variance,
-        "aten.index.Tensor" => indexed,
-        "aten.index_put.default" => put,
+        "aten.linalg_vector_norm.default" => norm,
+        "aten.index.Tensor" | "aten._unsafe_index.Tensor" => indexed,
+        "aten.index_put.default" | "aten._unsafe_index_put.default" => put,
+        "aten.select_scatter.default" => patched_index,
+        "aten.pixel_shuffle.default" | "aten.pixel_unshuffle.default" => shuffled,
+        "aten.roll.default" => rolled,
+        "aten.stack.default" => stacked,
+        "aten.unbind.int" => unbound,
         "aten.scatter.src" | "aten.scatter_add.default" => scattered_source,
         "aten._scaled_dot_product_flash_attention.default" => flash_attention,
-        "aten._scaled_dot_product_efficient_attention.default" => fused_attention,
+        "aten._scaled_dot_product_efficient_attention.default" => efficient_attention,
+        "aten._scaled_dot_product_efficient_attention_backward.default" => {
+            efficient_attention_gradient
+        }
         "aten._scaled_dot_product_flash_attention_backward.default" => flash_attention_gradient,
         _ => return None,
     })
@@ -205,6 +216,33 @@ fn flipped(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
     let dims = call.integers(1, "dims")?;
     let dims = dims.iter().map(|&dim| dimension(dim, rank)).collect::<Result<Vec<_>, _>>()?;
     undivided_along(call, &dims)
+}
+
+/// `roll(x, shifts, dims)`: all dimensions, these whole.
+fn rolled(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
+    let rank = call.tensor(0)?.shape.len();
+    let dims = call.optional_integers(2, "dims")?.unwrap_or_default();
+    // All elements in a row, whatever their dimensions are.
+    if dims.is_empty() {
+        return Ok(Vec::new());
+    }
+    let dims = dims.iter().map(|&dim| dimension(dim, rank)).collect::<Result<Vec<_>, _>>()?;
+    undivided_along(call, &dims)
+}
+
+/// `unbind(x, dim)`: all but that dimension.
+fn unbound(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
+    let rank = call.tensor(0)?.shape.len();
+    let gone = dimension(call.optional_integer(1, "dim")?.unwrap_or(0), rank)?;
+    others(call, &[0], &[gone], call.outputs.len(), |dim| dim - usize::from(dim > gone))
+}
+
+/// `stack(tensors, dim)`: all dimensions, with a new one among them.
+fn stacked(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
+    let Some(first) = call.tensors(0).first().copied() else { return Ok(Vec::new()) };
+    let rank = first.shape.len();
+    let new = dimension(call.optional_integer(1, "dim")?.unwrap_or(0), rank + 1)?;
+    others(call, &[0], &[], 1, |dim| dim + usize::from(dim >= new))
 }
 
 /// `tril(x, diagonal)`, `triu(x, diagonal)`: all dimensions, rows and columns whole.

@@ -100,6 +100,12 @@ pub fn upsampled_gradient(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
     Ok(axes)
 }
 
+/// `pixel_shuffle(x, factor)`, `pixel_unshuffle`: all but channels, rows and columns.
+pub fn shuffled(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
+    let rank = call.tensor(0)?.shape.len();
+    others(call, &[0], &(rank.saturating_sub(3)..rank).collect::<Vec<_>>(), 1, |dim| dim)
+}
+
 /// `constant_pad_nd(x, pads)`, two for each dimension from the last one on: every dimension; those
 /// that are padded cannot be divided.
 pub fn padded(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {

@@ -3,9 +3,10 @@
 use crate::operator::axes::{Axis, Part, axis, long, others, rows, undivided};
 use crate::operator::call::{TypedCall, Unsuited, dimension};
 
-/// The dimensions that a reduction removes, from argument 1: all of them if it is empty.
-fn reduced(call: &TypedCall<'_>, rank: usize) -> Result<Vec<usize>, Unsuited> {
-    let dims = call.optional_integers(1, "dim")?.unwrap_or_default();
+/// The dimensions that a reduction removes: all of them if it names none.
+fn reduced(call: &TypedCall<'_>, index: usize) -> Result<Vec<usize>, Unsuited> {
+    let rank = call.tensor(0)?.shape.len();
+    let dims = call.optional_integers(index, "dim")?.unwrap_or_default();
     match dims.is_empty() {
         true => Ok((0..rank).collect()),
         false => dims.iter().map(|&dim| dimension(dim, rank)).collect(),
@@ -31,8 +32,14 @@ fn without(call: &TypedCall<'_>, keeps: bool, dims: &[usize]) -> Result<Vec<Axis
 /// `mean(x, dims, keepdim)`, `amax`, `any`: the dimensions that remain; those that go are needed
 /// whole.
 pub fn remaining(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
-    let dims = reduced(call, call.tensor(0)?.shape.len())?;
+    let dims = reduced(call, 1)?;
     without(call, call.flag(2, "keepdim"), &dims)
+}
+
+/// `linalg_vector_norm(x, order, dims, keepdim)`: the same.
+pub fn norm(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
+    let dims = reduced(call, 2)?;
+    without(call, call.flag(3, "keepdim"), &dims)
 }
 
 /// `mean(x)`: every dimension whole.
@@ -43,14 +50,14 @@ pub fn averaged(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
 
 /// `var(x, dims, correction, keepdim)`, the last two by name: the same.
 pub fn remaining_of_variance(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
-    let dims = reduced(call, call.tensor(0)?.shape.len())?;
+    let dims = reduced(call, 1)?;
     without(call, call.flag(usize::MAX, "keepdim"), &dims)
 }
 
 /// `sum(x, dims, keepdim)`: the dimensions that remain, and terms along the others.
 pub fn summed(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
     let shape = &call.tensor(0)?.shape;
-    let dims = reduced(call, shape.len())?;
+    let dims = reduced(call, 1)?;
     let mut axes = kept(call, call.flag(2, "keepdim"), &dims)?;
     axes.extend(terms(shape, &dims, call.args.len()));
     Ok(axes)

@@ -112,6 +112,16 @@ pub fn selected_gradient(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
     })))
 }
 
+/// `select_scatter(x, patch, dim, index)`: all dimensions, the selected one whole.
+pub fn patched_index(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
+    let shape = &call.tensor(0)?.shape;
+    let chosen = dimension(call.integer(2, "dim")?, shape.len())?;
+    Ok(long(shape.iter().enumerate().map(|(dim, &extent)| {
+        let own = (dim != chosen).then(|| dim - usize::from(dim > chosen));
+        Axis { divides: dim != chosen, ..axis(extent, &[Some(dim), own], &[rows(dim)]) }
+    })))
+}
+
 /// `slice_scatter(x, patch, dim, start, end, step)`: all dimensions, of which the patch has a fixed
 /// part where it ends before the last element.
 pub fn patched(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
