@@ -485,7 +485,7 @@ def test_what_is_known_of_costs_is_kept(tmp_path, monkeypatch: pytest.MonkeyPatc
     graph = tightfit.capture_step(Perceptron(), batch(), measure=False)
     device = torch.device("cpu")
     first = costs.costed(graph, device)
-    monkeypatch.setattr(costs, "_measured", lambda run, device: pytest.fail("measured twice"))
+    monkeypatch.setattr(costs, "_measured", lambda *_: pytest.fail("measured twice"))
     assert costs.costed(graph, device) == replace(first, most=0) and first.most > 0 and not first.refused
     [kept] = (tmp_path / "tightfit" / "costs").iterdir()
     for damage in ("", "[]", "{", json.dumps({"key": 1})):

@@ -123,6 +123,10 @@ ON_CUDA = {
     "a patch": (lambda x: x.select_scatter(x[:, 0], 1, 2), {"batch", "length"}),
     "shuffled pixels": (lambda x: functional.pixel_shuffle(image(x), 2), {"batch"}),
     "interpolated": (lambda x: functional.interpolate(image(x), scale_factor=2.0, mode="nearest"), {"batch"}),
+    "binary cross entropy": (lambda x: functional.binary_cross_entropy_with_logits(x, x.detach().sigmoid()), {"batch", "length"}),
+    "squares": (lambda x: functional.mse_loss(x, x.detach() + 1), {"batch", "length"}),
+    "smooth": (lambda x: functional.smooth_l1_loss(x, x.detach() + 1, reduction="none"), {"batch", "length"}),
+    "added at": (lambda x: torch.zeros(3, S, D).index_add(0, torch.arange(x.shape[0]) % 3, x), {"batch"}),
     "looked up": (lambda x: torch.ops.aten._unsafe_index(x, [None, torch.tensor([0, 2, 2])]), {"batch"}),
 }
 
@@ -148,7 +152,7 @@ def test_a_limit_beyond_the_captured_sizes_is_seen(tmp_path):
     graph = exported(tmp_path / "step.json", cut, length=20)
     other = exported(tmp_path / "other.json", cut, length=40, check_size=False)
     assert graph.at(length=40).difference(other) is None
-    with pytest.raises(tightfit.OptionError, match="not known what the step is with a length of 80, only with 3 to 43: with 81, "):
+    with pytest.raises(tightfit.OptionError, match="not known what the step is with a length of 80, only with 3 to 48: with 96, "):
         graph.at(length=80)
 
 
@@ -161,14 +165,25 @@ def test_a_limit_below_the_captured_size_is_seen(tmp_path):
 
 def test_sizes_that_no_capture_is_near_are_answered_with_a_note(tmp_path):
     graph = exported(tmp_path / "step.json", KNOWN["halved"])
-    with pytest.warns(UserWarning, match="captured with a batch of 4 to 65, and with 100 it is taken to be alike"):
-        graph.at(batch=100)
+    with pytest.warns(UserWarning, match="captured with a batch of 4 to 272, and with 300 it is taken to be alike"):
+        graph.at(batch=300)
+
+
+@pytest.mark.parametrize("factor", [0.1, 0.3])
+def test_a_number_that_follows_from_both_sizes_is_refused_once_both_change(factor, tmp_path):
+    """Also where both grow by as much, so that no order of the two tells."""
+    graph = exported(tmp_path / "step.json", lambda x: x.square().sum() * (factor * x.shape[0] * x.shape[1]), 8, 16)
+    with pytest.raises(tightfit.OptionError):
+        graph.at(batch=20, length=40)
+    with pytest.raises(tightfit.OptionError):
+        graph.at(length=40).at(batch=20)
 
 
 def test_two_sizes_at_once_are_as_captured(tmp_path):
     graph = exported(tmp_path / "step.json", KNOWN["divided by a constant that is the batch size"])
     other = exported(tmp_path / "other.json", KNOWN["divided by a constant that is the batch size"], 9, 5, check_size=False)
-    assert graph.at(batch=9, length=5).difference(other) is None
+    with pytest.warns(UserWarning, match="not with both at once"):
+        assert graph.at(batch=9, length=5).difference(other) is None
     mean = exported(tmp_path / "mean.json", lambda x: x.square().sum() / (x.shape[0] * x.shape[1]))
     expected = exported(tmp_path / "other.json", lambda x: x.square().sum() / (x.shape[0] * x.shape[1]), 9, 5)
     assert mean.at(batch=9, length=5).difference(expected) is None
@@ -181,7 +196,7 @@ def test_a_graph_that_was_captured_once_says_so(tmp_path):
         graph.at(batch=8)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        exported(tmp_path / "step.json", KNOWN["halved"]).at(batch=8, length=7)
+        exported(tmp_path / "step.json", KNOWN["halved"]).at(batch=8)
 
 
 def test_the_file_holds_what_was_seen(tmp_path):
@@ -189,7 +204,7 @@ def test_the_file_holds_what_was_seen(tmp_path):
     seen = json.loads((tmp_path / "step.json").read_text())["recaptures"]
     assert {item["number"] for item in seen["batch"]["numbers"]} == {seen["batch"]["size"]}
     assert set(seen["length"]) == {"size", "between"}
-    assert seen["batch"]["between"] == [N, 65]
+    assert seen["batch"]["between"] == [N, 272]
 
 
 def test_multiples_of_the_size_are_known_where_others_differ(tmp_path):

@@ -16,6 +16,7 @@ from torch.nn import functional
 tightfit = zoo.use_tightfit()
 if not hasattr(tightfit, "compile"):
     pytest.skip("this tightfit has no `compile`", allow_module_level=True)
+from tightfit.training import sizing  # noqa: E402
 from tightfit.training.bracketing import Search, Tried  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -115,7 +116,7 @@ def test_a_compiled_model_says_what_it_can_be_called_with():
         model.zero_grad()
     with pytest.raises(tightfit.OptionError, match="such as batch=8"):
         tightfit.plans(model).largest()
-    with pytest.raises(tightfit.OptionError, match="rows=8"):
+    with pytest.raises(tightfit.OptionError, match="not rows="):
         tightfit.plans(model).largest(rows=8)
     longest = tightfit.plans(model).largest(batch=4)
     assert (longest.axis, longest.size, longest.limit) == ("length", LONGEST, LONGEST)
@@ -278,3 +279,39 @@ def test_the_search_ends_at_the_largest_size(seed):
     expected = max((size for size in (*fits, limit or 0) if needed(size) <= room), default=0)
     assert (found or 0) == (expected if expected >= 2 else 0)
     assert len(asked) == len(set(asked)) <= 45
+
+
+def test_gradients_count_if_the_loop_adds_them_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those that just exist: a loop that drops them does so before its next step."""
+    counted: list[frozenset[int]] = []
+    document = sizing.document
+
+    def noted(joint, name, *, accumulated, between):
+        counted.append(accumulated)
+        return document(joint, name, accumulated=accumulated, between=between)
+
+    monkeypatch.setattr(sizing, "document", noted)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+    compiled = tightfit.compile(model, "1MiB", deadline=0.1)
+    for drops, count in [(True, 0), (False, 4)]:
+        for rows in (4, 6):
+            compiled(torch.randn(rows, 8)).sum().backward()
+            if drops and rows == 4:
+                model.zero_grad()
+        tightfit.plans(compiled).largest()
+        assert {len(one) for one in counted} == {count}
+        counted.clear()
+        model.zero_grad() if drops else None
+
+
+def test_a_model_that_returns_nothing_has_no_largest_batch() -> None:
+    class Forgetful(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> None:
+            self.layer(x)
+
+    with pytest.raises(tightfit.CompileError):
+        tightfit.largest(Forgetful(), {"x": torch.randn(4, 4)}, "1MiB")

@@ -6,9 +6,10 @@ Invariant: what is recorded was seen; a size is far from the captured one, so th
 from __future__ import annotations
 
 import json
+import logging
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .errors import ExportError, OptionError
@@ -17,16 +18,16 @@ from .planning import read_graph
 
 # The dimensions of a batch, by index.
 DIMENSIONS = ("batch", "length")
-# Extents that kernels round up to are multiples of it.
-_ALIGNED = 8
+# Extents that kernels round up to are multiples of these.
+_ALIGNED = (8, 32)
 # How many times the size a far one is, by dimension: a model may make a table of the length's square.
-_FAR = ((16, 4), (4, 2))
+_FAR = ((64, 8), (4, 2))
 # The longest text of an error.
 _LINE = 200
 # Differences of sizes have no divisor below, so that remainders of divisions by small numbers differ, too.
 _LEAST_PRIME = 11
-# And where only multiples of the size are alike, this many of them.
-_MULTIPLES = 7
+# And where only multiples of the size are alike, these.
+_MULTIPLES = (8, 2)
 
 # Captures the step again: along which dimension, which size there has another one, and which one.
 Capture = Callable[[int, int, int], dict[str, Any]]
@@ -94,7 +95,12 @@ def _along(subject: Any, dimension: int, size: int, capture: Capture) -> dict[st
         if seen is None:
             failed = failed or f"with {other} a table of positions has too few rows"
             continue
-        return json.loads(seen) | below | ({} if grid == 1 else {"difference": differs or failed})
+        return json.loads(seen) | (below if grid == 1 else _why(differs, below, failed))
+    return _why(differs, below, failed)
+
+
+def _why(differs: str | None, below: Mapping[str, str], failed: str | None) -> dict[str, str | None]:
+    """Why not all sizes are alike."""
     return {"difference": differs or below.get("below") or failed}
 
 
@@ -104,6 +110,9 @@ def _far(graph: dict[str, Any], seen: dict[str, Any], dimension: int, size: int,
     above = {}
     for times in _FAR[dimension]:
         other = size + grid * _prime((times - 1) * size // grid, 1)
+        if size % _ALIGNED[0]:
+            # None was such a multiple so far.
+            other = -(-other // math.lcm(2 * _ALIGNED[0], grid)) * math.lcm(2 * _ALIGNED[0], grid)
         if other <= most:
             break
         further = {"between": [least, other]}
@@ -120,10 +129,15 @@ def _far(graph: dict[str, Any], seen: dict[str, Any], dimension: int, size: int,
 
 
 def _again(capture: Capture, dimension: int, now: int, size: int) -> Any:
-    """The graph that is captured at another size."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return read_graph(capture(dimension, now, size))
+    """The graph that is captured at another size. What goes wrong is told by the graph, not by PyTorch's log."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return read_graph(capture(dimension, now, size))
+    finally:
+        logging.disable(before)
 
 
 def _reason(error: Exception) -> str:
@@ -139,11 +153,12 @@ def _candidates(dimension: int, size: int) -> Iterator[tuple[int, int]]:
     if (few := _prime(size - LEAST - 1, -1)) > 2:
         yield size - few, 1
     yield size + _prime(max(size + 1, _LEAST_PRIME), 1), 1
-    if size % _ALIGNED == 0:
-        yield size + _ALIGNED * _prime(max(size // _ALIGNED, _LEAST_PRIME), 1), _ALIGNED
-        if size >= 4 * _ALIGNED:
-            yield size // 2 // _ALIGNED * _ALIGNED + _ALIGNED, _ALIGNED
-    yield size + _MULTIPLES * size, size
+    for aligned in (aligned for aligned in _ALIGNED if size % aligned == 0):
+        yield size + aligned * _prime(max(size // aligned, _LEAST_PRIME), 1), aligned
+        if size >= 4 * aligned:
+            yield size // 2 // aligned * aligned + aligned, aligned
+    for multiple in _MULTIPLES:
+        yield multiple * size, size
 
 
 def _prime(start: int, step: int) -> int:

@@ -90,9 +90,11 @@ impl Batches {
         Ok(resized)
     }
 
-    /// The dimensions along which other sizes were not captured.
+    /// What no capture of the step shows of these sizes.
     pub fn unseen(self, graph: &Graph) -> impl Iterator<Item = Unseen> + '_ {
-        self.sizes().filter_map(|(dimension, size)| Unseen::of(graph, dimension, size))
+        let both = (self.samples.is_some() && self.length.is_some()).then_some(Unseen::Both);
+        let each = self.sizes().filter_map(|(dimension, size)| Unseen::of(graph, dimension, size));
+        each.chain(both)
     }
 
     /// The number of micro-batches.
@@ -120,19 +122,24 @@ impl Batches {
     }
 }
 
-/// A size of which no capture of a step shows what it is there. Displays what may be wrong.
-pub struct Unseen {
-    dimension: Dimension,
-    size: u64,
-    between: Option<(u64, u64)>,
+/// What no capture of a step shows of the sizes that are asked for. Displays what may be wrong.
+pub enum Unseen {
+    /// The step was not captured with another size along a dimension.
+    Once(Dimension),
+    /// It was, but only with sizes between these.
+    Outside(Dimension, u64, (u64, u64)),
+    /// It was not captured with another batch and another length at once.
+    Both,
 }
 
 impl Unseen {
-    /// A size of a graph, unless one was.
+    /// What is not seen of a size, if anything is not.
     pub fn of(graph: &Graph, dimension: Dimension, size: u64) -> Option<Unseen> {
-        let between = graph.recapture(dimension).and_then(|seen| seen.between);
-        let is_seen = between.is_some_and(|(least, most)| (least..=most).contains(&size));
-        (!is_seen).then_some(Unseen { dimension, size, between })
+        match graph.recapture(dimension).map(|seen| seen.between) {
+            Some(Some((least, most))) if (least..=most).contains(&size) => None,
+            Some(Some(between)) => Some(Unseen::Outside(dimension, size, between)),
+            None | Some(None) => Some(Unseen::Once(dimension)),
+        }
     }
 
     /// Says so.
@@ -143,20 +150,25 @@ impl Unseen {
 
 impl fmt::Display for Unseen {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let &Unseen { dimension, size, between } = self;
-        let name = dimension.name();
-        match between {
-            Some((least, most)) => write!(
+        match self {
+            Unseen::Once(dimension) => write!(
                 formatter,
-                "the step was captured with a {name} of {least} to {most}, and with {size} it is \
-                 taken to be alike; a model that limits or rounds the {name} may do something else \
-                 there"
+                "the graph does not say that the step was captured with another {}: numbers that \
+                 the model computes from it may be taken for constants; export the step again to \
+                 have them compared",
+                dimension.name()
             ),
-            None => write!(
+            Unseen::Outside(dimension, size, (least, most)) => write!(
                 formatter,
-                "the graph does not say that the step was captured with another {name}: numbers \
-                 that the model computes from it may be taken for constants; export the step \
-                 again to have them compared"
+                "the step was captured with a {0} of {least} to {most}, and with {size} it is \
+                 taken to be alike; a model that limits or rounds the {0} may do something else \
+                 there",
+                dimension.name()
+            ),
+            Unseen::Both => write!(
+                formatter,
+                "the step was captured with other batches and with other lengths, but not with \
+                 both at once; a model that limits or rounds their product may do something else"
             ),
         }
     }

@@ -99,7 +99,9 @@ pub struct Found {
     pub fastest: u64,
     /// Whether it is proven that the next larger one does not fit.
     pub is_proven: bool,
-    /// Why the next larger one is no step at all, if it is none.
+    /// The next larger one that may be known.
+    pub next: u64,
+    /// Why that is no step at all, if it is none.
     pub end: Option<SizeError>,
 }
 
@@ -155,6 +157,7 @@ impl Question<'_> {
             fastest: fastest.map_or(size, |tried| tried.size),
             size,
             is_proven: above.is_some_and(|lacking| lacking.is_proven),
+            next,
             end: asked.barred.remove(&next),
             tried: asked.tried.into_values().collect(),
         })

@@ -98,9 +98,11 @@ def largest(model: nn.Module, batch: Any, budget: int | str | Budget, *, optimiz
     measured at that size, on the model's device, or predicted for a `machine`.
 
     `optimizer`, `differentiable_outputs`, `loss_memory` and `planner` are those of `tightfit.compile`; gradients do not exist
-    when a step begins, and the loop holds what the model returns until it ends: more fits in a loop that lets go of it
-    before the backward pass, as `model(**batch).loss.backward()` does. `deadline` is for the search of each size. Raises `InfeasibleBudget` if the smallest size, 2, does
-    not fit, and `CompileError` if the model cannot be captured, or makes a constant of the size.
+    when a step begins, and what the model returns is held until it ends: more fits in a loop that lets go of it before the
+    backward pass, as `model(**batch).loss.backward()` does. Times are those of operators alone: of steps that take some
+    milliseconds, a larger size than `fastest` is faster. `deadline` is for the search of each size. Raises
+    `InfeasibleBudget` if the smallest size, 2, does not fit, and `CompileError` if the model cannot be captured, or makes a
+    constant of the size.
     """
     asked, limit, known = budget_of(budget), seconds(deadline), planner_named(planner)
     room = asked.bytes
@@ -120,6 +122,8 @@ def largest(model: nn.Module, batch: Any, budget: int | str | Budget, *, optimiz
         return Captured(backend, run, run.symbols if isinstance(run, Varying) else frozenset(), size, _unread(backend, axis, size))
 
     first = capture(given)
+    if not first.run.joint.has_backward:
+        raise CompileError(f"{type(model).__name__} returns nothing that can be differentiated; return the loss, or what it is computed from")
     if not first.symbols:
         raise CompileError(f"the model makes a constant of the {_NAMES[axis]} that it is captured with, so nothing is known about others: "
                            "look for its size in a reshape, in a mask or in a table that the forward makes")
@@ -135,8 +139,10 @@ def largest_of(backend: Backend, known: Mapping[str, int]) -> Largest:
     """The same for a compiled model, whose batches have varied: along the axis that is not `known`, with what the loop holds
     now and within what was captured."""
     for axis, size in known.items():
-        if axis not in _DIMENSIONS or not isinstance(size, int) or isinstance(size, bool) or size < extents.LEAST:
-            raise OptionError(f"{axis}={size!r} is no size of a batch; give batch= or length=, each {extents.LEAST} or more")
+        if axis not in _DIMENSIONS:
+            raise OptionError(f"largest takes batch= or length=, not {axis}=")
+        if not isinstance(size, int) or isinstance(size, bool) or size < extents.LEAST:
+            raise OptionError(f"{axis}={size!r} is no size of a batch; give a whole number of {extents.LEAST} or more")
     varying = next((run for run in reversed(backend.runs) if isinstance(run, Varying) and run.joint.has_backward), None)
     symbols = {} if varying is None else {axis: varying.symbols_along(dimension) for axis, dimension in _DIMENSIONS.items()}
     free = [axis for axis, found in symbols.items() if found and axis not in known]
@@ -148,8 +154,9 @@ def largest_of(backend: Backend, known: Mapping[str, int]) -> Largest:
             raise OptionError(f"{backend.name} was only called with a {_NAMES[axis]} of {varying.joint.extent_along(_DIMENSIONS[axis])}, so nothing is "
                               f"known about {size}; ask tightfit.largest")
     if not free:
-        raise OptionError(f"no batch size or length of {backend.name}'s batches has varied that is not given; call it with batches of two sizes "
-                          "first, or ask tightfit.largest")
+        other = f" other than the {_NAMES[next(iter(known))]}, which is given," if known else ""
+        raise OptionError(f"no size of {backend.name}'s batches{other} has varied so far; call it with batches of two sizes first, or ask "
+                          "tightfit.largest")
     if len(free) > 1:
         raise OptionError(f"batches of {backend.name} have varied in batch size and length; give one of them, such as batch=8")
     [axis] = free
@@ -157,10 +164,12 @@ def largest_of(backend: Backend, known: Mapping[str, int]) -> Largest:
     if room is None:
         raise OptionError('budget="min" has no largest batch')
     captured = Captured(backend, varying, symbols[axis], fixed=fixed)
-    given = max(step.joint.extent_along(_DIMENSIONS[axis]) for step in varying.steps.values())
+    ran = sorted((step.joint.extent_along(_DIMENSIONS[axis]) for step in varying.steps.values()), reverse=True)
     question = _Asked(Captures(None, captured), room, sum(backend.ledger.others().values()), min(backend.settings.deadline, _DEADLINE),
-                      backend.settings.planner, model=backend.model,
+                      backend.settings.planner, accumulated=_accumulated(varying),
                       parameters=() if backend.model is None else tuple(backend.model.parameters()))
+    # A call that failed has left a step of a size that the model does not take.
+    given = next((size for size in ran if question.captures.step(size) is not None), ran[0])
     return _found(Search(question.tried, room, captured.grid(given)), given, axis, backend.name)
 
 
@@ -194,8 +203,8 @@ def _found(search: Search, given: int, axis: str, name: str) -> Largest:
 @dataclass(frozen=True)
 class _Asked:
     """What is asked of each size: a plan within `room` bytes, of which `beside` are held by others, by the `planner` within
-    `deadline` seconds, with times that are measured or predicted for the `machine`. Gradients of `model` that exist count. `parameters` are read between
-    measurements."""
+    `deadline` seconds, with times that are measured or predicted for the `machine`. Gradients of the `accumulated` arguments exist when a step begins.
+    `parameters` are read between measurements."""
 
     captures: Captures
     room: int
@@ -203,7 +212,7 @@ class _Asked:
     deadline: float
     planner: str
     machine: str | None = None
-    model: nn.Module | None = None
+    accumulated: frozenset[int] = frozenset()
     parameters: tuple[torch.Tensor, ...] = ()
 
     def tried(self, size: int, is_near: bool, is_patient: bool) -> Tried | None:
@@ -217,7 +226,7 @@ class _Asked:
         # A call's results may lie where its inputs were.
         if (needed := largest_call(step.joint) // 2 + beside) > self.room:
             return Tried(size, needed=needed)
-        graph = document(step.joint, step.name, accumulated=self._accumulated(step.joint), between=step.loss.memory.between)
+        graph = document(step.joint, step.name, accumulated=self.accumulated, between=step.loss.memory.between)
         if self.machine is None:
             graph = costed(graph, step.device, parameters=self.parameters).document
         below = None if step.tier is None else Below(step.tier.size, *step.tier.rates)
@@ -230,12 +239,12 @@ class _Asked:
         return Tried(size, plan.peak + beside, 0, smallest, plan.seconds, plan.unplanned_seconds, plan.bound_seconds,
                      plan.recomputed, size / plan.seconds)
 
-    def _accumulated(self, joint: Joint) -> frozenset[int]:
-        """The arguments of a graph whose gradients exist."""
-        parameters = [] if self.model is None else self.model.named_parameters()
-        there = {name for name, parameter in parameters if parameter.grad is not None}
-        return frozenset(index for index, argument in enumerate(joint.arguments)
-                         if argument.is_parameter and joint.gradients[index] is not None and argument.name in there)
+
+def _accumulated(varying: Varying) -> frozenset[int]:
+    """The arguments whose gradients existed when one of the steps began that ran: a loop that adds gradients up does so
+    again, and one that drops them drops those that happen to exist now."""
+    plans = (plan for step in varying.steps.values() for plans in step.plans.values() for plan in plans)
+    return frozenset().union(*(plan.accumulated for plan in plans))
 
 
 def _unread(backend: Backend, axis: str, size: int) -> tuple[int, int]:

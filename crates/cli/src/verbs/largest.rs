@@ -167,12 +167,17 @@ const HEADS: [&str; 7] = ["size", "held", "time", "slowdown", "per second", "at 
 fn show(arguments: &Arguments, graph: &Graph, machine: &Machine, found: &Found) -> output::Printed {
     let name = arguments.axis.dimension().name();
     output::heading(format_args!("{} on {}", graph.name(), machine.name))?;
+    // Where only multiples are known, that is not the next number.
+    let next = match found.next - found.size {
+        1 => "one more".to_string(),
+        grid => format!("{}, the next multiple of {grid},", found.next),
+    };
     let end = match (&found.end, found.is_proven) {
         _ if interrupt::raised() => "interrupted: the largest so far".to_string(),
-        (Some(error), _) => format!("one more is no step: {error}"),
+        (Some(error), _) => format!("{next} is no step: {error}"),
         (None, _) if found.size >= MOST => "the largest that is asked for".to_string(),
-        (None, true) => "one more is proven not to fit".to_string(),
-        (None, false) => "no plan was found for one more; a longer --deadline may find one".into(),
+        (None, true) => format!("{next} is proven not to fit"),
+        (None, false) => format!("no plan was found for {next}; a longer --deadline may find one"),
     };
     row!(format!("largest {name}"), found.size, "{end}")?;
     row!(

@@ -36,7 +36,7 @@ pub fn laid_out(
     if let Some(shown) = shown {
         return narrowed(old, shape, shown);
     }
-    dense(old, &shape).or_else(|| {
+    dense(old, &shape).or_else(|| outermost(old, &shape)).or_else(|| {
         let alike = inputs.iter().find(|input| is_like(input.old) && input.new.shape == shape)?;
         let TensorType { contiguous, strides, .. } = alike.new.clone();
         Some(TensorType { shape, contiguous, strides, ..old.clone() })
@@ -66,6 +66,17 @@ fn dense(old: &TensorType, shape: &[u64]) -> Option<TensorType> {
     Some(strided(old, shape.to_vec(), new, old.offset))
 }
 
+/// A tensor with gaps, of whose dimensions only the outermost one has another extent.
+fn outermost(old: &TensorType, shape: &[u64]) -> Option<TensorType> {
+    let strides = old.strides.as_ref()?;
+    let long = (0..shape.len()).filter(|&dim| old.shape[dim] > 1);
+    let outermost = long.max_by_key(|&dim| strides[dim])?;
+    let is_alone = strides.iter().filter(|&stride| *stride == strides[outermost]).count() == 1;
+    let is_same = |dim: usize| shape[dim] == old.shape[dim] || dim == outermost;
+    let keeps = is_alone && (0..shape.len()).all(is_same);
+    keeps.then(|| strided(old, shape.to_vec(), strides.clone(), old.offset))
+}
+
 /// A view of a tensor: with the same strides, if it shows a part of a dimension; with its own, if
 /// only the outermost dimension of what it shows has another extent.
 fn narrowed(old: &TensorType, shape: Vec<u64>, shown: &Input<'_>) -> Option<TensorType> {
@@ -78,6 +89,11 @@ fn narrowed(old: &TensorType, shape: Vec<u64>, shown: &Input<'_>) -> Option<Tens
         let mut strides = after;
         let each = strides.remove(gone);
         return Some(strided(old, shape, strides, shown.new.offset + steps * each));
+    }
+    if let Some(order) = reordered((&old.shape, &own), (&shown.old.shape, &before)) {
+        let strides = order.into_iter().map(|dim| after[dim]).collect();
+        let is_at_start = old.offset == shown.old.offset;
+        return is_at_start.then(|| strided(old, shape, strides, shown.new.offset));
     }
     if own == before {
         // It begins some elements later, along the dimension of which it shows a part.
@@ -98,6 +114,23 @@ fn narrowed(old: &TensorType, shape: Vec<u64>, shown: &Input<'_>) -> Option<Tens
     let mut extents = shown.old.shape.iter().zip(&shown.new.shape).enumerate();
     let is_outermost = extents.all(|(dim, (old, new))| old == new || Some(dim) == outermost);
     is_outermost.then(|| TensorType { shape, ..old.clone() })
+}
+
+/// Which dimensions of another tensor those of one are, of these extents and strides, if they are
+/// the same in another order, and no two are alike.
+fn reordered(one: (&[u64], &[u64]), of: (&[u64], &[u64])) -> Option<Vec<usize>> {
+    if one == of || one.0.len() != of.0.len() {
+        return None;
+    }
+    let place = |dim: usize| {
+        let is_it = |&at: &usize| (of.0[at], of.1[at]) == (one.0[dim], one.1[dim]);
+        let mut found = (0..of.0.len()).filter(is_it);
+        found.next().filter(|_| found.next().is_none())
+    };
+    let order: Vec<usize> = (0..one.0.len()).map(place).collect::<Option<_>>()?;
+    let mut seen = order.clone();
+    seen.sort_unstable();
+    (seen == (0..order.len()).collect::<Vec<_>>()).then_some(order)
 }
 
 /// The dimension of which one tensor, of these extents and strides, shows one place of another, if

@@ -3,7 +3,7 @@
 
 use cranelift_entity::PrimaryMap;
 
-use crate::graph::{Dimension, Graph, GraphBuilder, Node, NodeSpec, ValueSpec};
+use crate::graph::{Dimension, Graph, GraphBuilder, Node, NodeSpec, Recapture, ValueSpec};
 use crate::id::{NodeId, ValueId};
 use crate::operator::{Operator, TypedCall, Types};
 use crate::sizes::SizeError;
@@ -94,16 +94,22 @@ pub fn rewritten(graph: &Graph, changes: &Changes, from: u64, to: u64) -> Result
     }
     for dimension in Dimension::ALL {
         let is_along = dimension == changes.followed.dimension;
-        let carried =
-            |seen| carried(seen, graph, &changes.varying, &changes.followed, (is_along, to));
-        if let Some(seen) = graph.recapture(dimension).and_then(carried) {
-            builder.recapture(dimension, seen);
+        if let Some(seen) = graph.recapture(dimension) {
+            let found = carried(seen, graph, &changes.varying, &changes.followed, (is_along, to));
+            builder.recapture(dimension, found.unwrap_or_else(|| lost(seen, changes, to)));
         }
     }
     if let Some(names) = graph.output_names() {
         builder.output_names(names.to_vec());
     }
     Ok(builder.build()?)
+}
+
+/// What is left of a second capture whose numbers at the new size are not known.
+fn lost(seen: &Recapture, changes: &Changes, to: u64) -> Recapture {
+    let name = changes.followed.dimension.name();
+    let difference = format!("how numbers follow from it with a {name} of {to} was not captured");
+    Recapture { size: None, numbers: Vec::new(), difference: Some(difference), ..seen.clone() }
 }
 
 fn large(node: &Node) -> SizeError {

@@ -74,7 +74,7 @@ pub fn rule(name: &str) -> Option<Axes> {
         "aten.t.default" => exchanged,
         "aten.slice_backward.default" => sliced_gradient,
         "aten.select_backward.default" => selected_gradient,
-        "aten.split.Tensor" => cut,
+        "aten.split.Tensor" | "aten.unsafe_split.Tensor" => cut,
         "aten.arange.default" => counted_to::<0>,
         "aten.arange.start" => counted_to::<1>,
         "aten.sort.default" => sorted,
@@ -92,6 +92,13 @@ pub fn rule(name: &str) -> Option<Axes> {
         "aten.roll.default" => rolled,
         "aten.stack.default" => stacked,
         "aten.unbind.int" => unbound,
+        "aten.index_add.default" => added_at,
+        "aten.mse_loss.default"
+        | "aten.smooth_l1_loss.default"
+        | "aten.huber_loss.default"
+        | "aten.soft_margin_loss.default" => compared::<2>,
+        "aten.binary_cross_entropy.default" => compared::<3>,
+        "aten.binary_cross_entropy_with_logits.default" => compared::<4>,
         "aten.scatter.src" | "aten.scatter_add.default" => scattered_source,
         "aten._scaled_dot_product_flash_attention.default" => flash_attention,
         "aten._scaled_dot_product_efficient_attention.default" => efficient_attention,
@@ -104,7 +111,7 @@ pub fn rule(name: &str) -> Option<Axes> {
 }
 
 /// Packets whose every overload works element by element.
-const ELEMENTS: [&str; 69] = [
+const ELEMENTS: [&str; 74] = [
     "acos",
     "acosh",
     "asin",
@@ -112,6 +119,7 @@ const ELEMENTS: [&str; 69] = [
     "atan",
     "atan2",
     "atanh",
+    "binary_cross_entropy_backward",
     "bitwise_or",
     "bitwise_xor",
     "ceil",
@@ -139,6 +147,7 @@ const ELEMENTS: [&str; 69] = [
     "hardswish_backward",
     "hardtanh",
     "hardtanh_backward",
+    "huber_loss_backward",
     "isinf",
     "isnan",
     "leaky_relu",
@@ -153,6 +162,7 @@ const ELEMENTS: [&str; 69] = [
     "masked_fill",
     "mish",
     "mish_backward",
+    "mse_loss_backward",
     "ones_like",
     "pow",
     "relu6",
@@ -165,6 +175,8 @@ const ELEMENTS: [&str; 69] = [
     "silu_backward",
     "sinh",
     "softplus",
+    "smooth_l1_loss_backward",
+    "soft_margin_loss_backward",
     "softplus_backward",
     "square",
     "tan",
@@ -411,6 +423,37 @@ fn put(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
         }
     });
     Ok(long(of_indices.chain(of_x)))
+}
+
+/// A loss of `(x, target, …, reduction)`: each element, or all of them at once. `REDUCTION` is the
+/// argument that says so.
+fn compared<const REDUCTION: usize>(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
+    let mut axes = elements(call)?;
+    let reduction = call.optional_integer(REDUCTION, "reduction")?.unwrap_or(MEAN);
+    if reduction != EACH {
+        for axis in &mut axes {
+            (axis.divides, axis.outputs) = (false, vec![Part::Whole]);
+        }
+    }
+    Ok(axes)
+}
+
+/// The numbers of reductions: each element's loss, or their mean.
+const EACH: i64 = 0;
+const MEAN: i64 = 1;
+
+/// `index_add(x, dim, index, source)`: all other dimensions; that one whole.
+fn added_at(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
+    let (x, index) = (call.tensor(0)?, call.tensor(2)?);
+    let dim = dimension(call.integer(1, "dim")?, x.shape.len())?;
+    let mut axes = others(call, &[0, 3], &[dim], 1, |dim| dim)?;
+    if let (Some(&extent), Some(&added)) = (x.shape.get(dim), index.shape.first()) {
+        axes.extend(long([
+            undivided(extent, &[Some(dim)], &[rows(dim)]),
+            undivided(added, &[None, None, Some(0), Some(dim)], &[Part::Whole]),
+        ]));
+    }
+    Ok(axes)
 }
 
 /// `scatter(x, dim, index, source)`: all other dimensions; that one whole.
