@@ -1,6 +1,7 @@
-//! Matrix products by the `gemm-f32` crate. Invariant: an element's sum runs over k in an order
-//! that depends on the shapes alone, so the number of threads does not change a bit; strides are
-//! passed on as they are, nothing is copied here.
+//! Matrix products by the `gemm-f32` crate. Invariant: an element's sum runs over k in blocks of
+//! [`BLOCK`], each of which is added to the running total in order. So no bit changes with the
+//! number of threads, if some rows are computed after the others, or if another product, of whole
+//! blocks, has begun the total. Strides are passed on as they are, nothing is copied here.
 
 use gemm_common::Parallelism;
 use gemm_f32::gemm::f32::get_gemm_fn;
@@ -11,6 +12,10 @@ use crate::kernels::{Kernel, KernelError, Operands};
 
 /// Multiply-adds below which worker threads cost more than they save.
 const SERIAL: usize = 48 * 48 * 256;
+
+/// Steps over k that are summed before they are added to the running total. The library itself sums
+/// as many at once, and up to 512.
+pub(super) const BLOCK: usize = 256;
 
 /// A matrix inside the slab.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +43,11 @@ impl Matrix {
     pub fn row_block(self, first: usize, rows: usize) -> Matrix {
         Matrix { data: self.data.wrapping_add(first * self.row_stride), rows, ..self }
     }
+
+    /// Columns `first..first + columns`.
+    fn column_block(self, first: usize, columns: usize) -> Matrix {
+        Matrix { data: self.data.wrapping_add(first * self.column_stride), columns, ..self }
+    }
 }
 
 /// out = [out +] scale · left · right
@@ -56,6 +66,20 @@ pub(super) unsafe fn product(
     debug_assert!(
         left.columns == right.rows && out.rows == left.rows && out.columns == right.columns
     );
+    let depth = left.columns;
+    for first in (0..depth.max(1)).step_by(BLOCK) {
+        let steps = BLOCK.min(depth - first);
+        let (left, right) = (left.column_block(first, steps), right.row_block(first, steps));
+        // SAFETY: the caller's promise.
+        unsafe { block(out, add || first > 0, scale, left, right, threads) };
+    }
+}
+
+/// The same, in whatever order the library sums.
+///
+/// # Safety
+/// As above.
+unsafe fn block(out: Matrix, add: bool, scale: f32, left: Matrix, right: Matrix, threads: usize) {
     let work = out.rows.saturating_mul(out.columns).saturating_mul(left.columns);
     let parallelism =
         if threads > 1 && work >= SERIAL { Parallelism::Rayon(threads) } else { Parallelism::None };
@@ -221,4 +245,65 @@ pub(super) fn bmm(operands: &Operands, threads: usize) -> Result<Kernel, KernelE
             unsafe { product(at(&out), false, 1.0, at(&left), at(&right), threads) }
         }
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use tightfit_testing::config;
+
+    use super::*;
+
+    /// Elements up to which the library sums in another order.
+    const FEW: usize = 256;
+
+    fn matrix_of(data: &mut [f32], rows: usize, columns: usize, by_rows: bool) -> Matrix {
+        let (row_stride, column_stride) = if by_rows { (columns, 1) } else { (1, rows) };
+        Matrix { data: data.as_mut_ptr(), rows, columns, row_stride, column_stride }
+    }
+
+    fn drawn(random: &mut fastrand::Rng, elements: usize) -> Vec<f32> {
+        (0..elements).map(|_| random.f32() - 0.5).collect()
+    }
+
+    proptest! {
+        #![proptest_config(config(200))]
+
+        #[test]
+        fn rows_one_after_the_other_and_totals_that_go_on_have_the_same_bits(
+            (m, n, k) in (17usize..80, 17usize..80, 1usize..900),
+            cut in 16usize..64,
+            blocks in 0usize..4,
+            orders: [bool; 3],
+            seed: u64,
+            threads in 1usize..3,
+        ) {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let (mut a, mut b) = (drawn(&mut random, m * k), drawn(&mut random, k * n));
+            let mut outs = [vec![0.0; m * n], vec![0.0; m * n], vec![0.0; m * n]];
+            let left = matrix_of(&mut a, m, k, orders[0]);
+            let right = matrix_of(&mut b, k, n, orders[1]);
+            let [whole, rows, totals] =
+                outs.each_mut().map(|out| matrix_of(out, m, n, orders[2]));
+            let cut = if m - cut.min(m) < 16 { m } else { cut };
+            let begun = (blocks * BLOCK).min(k);
+            // SAFETY: matrices of matching shapes in memory of their own.
+            unsafe {
+                product(whole, false, 1.0, left, right, threads);
+                for (first, count) in [(0, cut), (cut, m - cut)] {
+                    let part = left.row_block(first, count);
+                    product(rows.row_block(first, count), false, 1.0, part, right, 1);
+                }
+                for (first, steps) in [(0, begun), (begun, k - begun)] {
+                    let (left, right) =
+                        (left.column_block(first, steps), right.row_block(first, steps));
+                    product(totals, first > 0, 1.0, left, right, threads);
+                }
+            }
+            let [whole, rows, totals] =
+                outs.map(|out| out.into_iter().map(f32::to_bits).collect::<Vec<_>>());
+            prop_assert!(m * n > FEW && whole == rows);
+            prop_assert!(whole == totals);
+        }
+    }
 }

@@ -7,6 +7,8 @@ use gemm_common::gemm::CACHELINE_ALIGN;
 use gemm_f32::microkernel;
 use tightfit::units::Bytes;
 
+use crate::kernels::matmul::BLOCK;
+
 /// Large allocations take whole pages, and a header.
 const PAGE: usize = 4096;
 /// Bytes of an element.
@@ -63,13 +65,14 @@ pub(crate) fn packed(m: u64, n: u64, k: u64, threads: u64) -> Packed {
     if m == 0 || n == 0 || k == 0 {
         return Packed::default();
     }
-    // The library exchanges the operands if that suits the result's strides.
+    // The library exchanges the operands if that suits the result's strides; the last block of the
+    // depth may have fewer steps.
     let tile = tile();
-    let (as_given, exchanged) = (one(tile, [m, n, k], threads), one(tile, [n, m, k], threads));
-    Packed {
-        at_once: as_given.at_once.max(exchanged.at_once),
-        panel: as_given.panel.max(exchanged.panel),
-    }
+    let depths = [k.min(BLOCK), k % BLOCK].into_iter().filter(|&depth| depth > 0);
+    let all =
+        depths.flat_map(|k| [[m, n, k], [n, m, k]]).map(|extents| one(tile, extents, threads));
+    all.reduce(|a, b| Packed { at_once: a.at_once.max(b.at_once), panel: a.panel.max(b.panel) })
+        .unwrap_or_default()
 }
 
 /// What one product takes with its operands in the given order.
