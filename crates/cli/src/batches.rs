@@ -7,12 +7,16 @@ use clap::Args;
 use tightfit::graph::Graph;
 use tightfit::pipeline::{PipelineError, accumulate};
 use tightfit::sizes::{Dimension, LEAST, SizeError, resized};
+use tightfit::split::split;
 use tightfit_engine::Step;
 
 use crate::failure::Result;
 
 /// Micro-batches with which every kind of call occurs: more need not be tried.
 const TRIED: u32 = 2;
+
+/// Chunks of a loss that can be asked for.
+const MOST_CHUNKS: u64 = 1 << 16;
 
 /// The batches of an update, as they are given on the command line.
 #[derive(Args, Clone, Copy)]
@@ -34,6 +38,22 @@ pub struct Batches {
         value_parser = clap::value_parser!(u32).range(1..)
     )]
     micro_batches: u32,
+    /// Chunks of rows in which the loss is computed, so that its logits and their gradient exist
+    /// for some rows at a time; `off`: all rows at once
+    #[arg(long = "split", value_name = "off|N", default_value = "off", value_parser = chunks)]
+    chunks: u64,
+}
+
+/// The number of chunks.
+fn chunks(text: &str) -> Result<u64, &'static str> {
+    match text {
+        "off" => Ok(1),
+        number => number
+            .parse()
+            .ok()
+            .filter(|chunks| (2..=MOST_CHUNKS).contains(chunks))
+            .ok_or("give `off`, or a number of chunks from 2 to 65536"),
+    }
 }
 
 impl Default for Batches {
@@ -46,12 +66,12 @@ impl Default for Batches {
 impl Batches {
     /// This many micro-batches, each as captured.
     pub fn of_micro_batches(micro_batches: u32) -> Batches {
-        Batches { samples: None, length: None, micro_batches }
+        Batches { samples: None, length: None, micro_batches, chunks: 1 }
     }
 
     /// One batch with this many samples, each of this length; where `None` is given, as captured.
     pub fn of_size(samples: Option<u64>, length: Option<u64>) -> Batches {
-        Batches { samples, length, micro_batches: 1 }
+        Batches { samples, length, micro_batches: 1, chunks: 1 }
     }
 
     /// These batches, with the sizes of `later` where it has some.
@@ -71,10 +91,10 @@ impl Batches {
     }
 
     /// The step of one of these batches.
-    pub fn sized(self, graph: Graph) -> Result<Graph, SizeError> {
+    pub fn sized(self, graph: Graph) -> Result<Graph> {
         let resized = self.resized(&graph)?;
         self.unseen(&graph).for_each(Unseen::tell);
-        Ok(resized)
+        Ok(if self.chunks > 1 { split(&resized, self.chunks)? } else { resized })
     }
 
     /// The same, without a word about what is not known.
@@ -83,11 +103,11 @@ impl Batches {
     }
 
     /// The same of a step that can be trained.
-    pub fn sized_step(self, step: Step) -> Result<Step, SizeError> {
+    pub fn sized_step(self, step: Step) -> Result<Step> {
         let unseen: Vec<Unseen> = self.unseen(&step.training).collect();
         let resized = step.resized(&self.sizes().collect::<Vec<_>>())?;
         unseen.into_iter().for_each(Unseen::tell);
-        Ok(resized)
+        Ok(if self.chunks > 1 { resized.split(self.chunks)? } else { resized })
     }
 
     /// What no capture of the step shows of these sizes.
@@ -106,7 +126,9 @@ impl Batches {
     /// has.
     pub fn tried(self) -> Vec<String> {
         let sizes = self.sizes().map(|(dimension, size)| (dimension.name(), size));
-        let all = sizes.chain([("microbatches", u64::from(self.micro_batches.min(TRIED)))]);
+        let micro_batches = ("microbatches", u64::from(self.micro_batches.min(TRIED)));
+        let chunks = (self.chunks > 1).then_some(("split", self.chunks));
+        let all = sizes.chain([micro_batches]).chain(chunks);
         all.flat_map(|(name, number)| [format!("--{name}"), number.to_string()]).collect()
     }
 

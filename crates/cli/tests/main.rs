@@ -35,6 +35,7 @@ mod rewritten;
 mod shards;
 mod shown_names;
 mod small_steps;
+mod split;
 mod stages;
 mod tiers;
 mod training;

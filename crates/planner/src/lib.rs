@@ -185,6 +185,7 @@ pub mod reading;
 pub mod schedule;
 pub mod sharded;
 pub mod sizes;
+pub mod split;
 pub mod staged;
 pub mod tensor;
 pub mod timeline;

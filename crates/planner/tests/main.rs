@@ -13,6 +13,7 @@ mod profile;
 mod schedule;
 mod sharded;
 mod sizes;
+mod split;
 
 /// What several of them share.
 mod fixtures {

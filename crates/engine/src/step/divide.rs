@@ -12,6 +12,7 @@ use tightfit::pipeline::{
 };
 use tightfit::sharded::ShardingError;
 use tightfit::sizes::{Dimension, SizeError, resized};
+use tightfit::split::{SplitError, split};
 
 use crate::step::{Part, Step};
 use crate::transport::Route;
@@ -77,6 +78,16 @@ impl Step {
         }
         self.part = Part::whole(&self.training);
         self.evaluation_part = self.evaluation.as_ref().map(Part::whole).unwrap_or_default();
+        Ok(self)
+    }
+
+    /// The same step with its loss computed in as many chunks of rows.
+    ///
+    /// # Errors
+    /// [`SplitError`] if the loss of the training graph cannot be divided.
+    pub fn split(mut self, chunks: u64) -> Result<Step, SplitError> {
+        self.training = split(&self.training, chunks)?;
+        self.part = Part::whole(&self.training);
         Ok(self)
     }
 

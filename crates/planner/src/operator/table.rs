@@ -227,7 +227,7 @@ operators! {
     Mm "aten.mm.default" schema::MATRICES:
         product::matrices, axes::matrices, [FLOAT] [] product::<0>(), Pure;
     Addmm "aten.addmm.default" schema::ADDMM:
-        product::biased, axes::biased, [FLOAT] [] product::<1>(), Pure;
+        product::biased, axes::biased, [FLOAT] [0] product::<1>(), Pure;
     Bmm "aten.bmm.default" schema::MATRICES:
         product::batched, axes::batched, [FLOAT] [] product::<0>(), Pure;
     Embedding "aten.embedding.default" schema::EMBEDDING:

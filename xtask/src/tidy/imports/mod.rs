@@ -9,7 +9,7 @@ use super::tree::{File, Finding, Tree};
 
 /// The top-level modules of the planner ("rooms"), each with those that it may import. One may be
 /// listed here before it is written.
-const ROOMS: [(&str, &[&str]); 24] = [
+const ROOMS: [(&str, &[&str]); 25] = [
     ("aside", &[]),
     ("units", &[]),
     ("reading", &[]),
@@ -22,6 +22,7 @@ const ROOMS: [(&str, &[&str]); 24] = [
     ("operator", &["units", "id", "tensor"]),
     ("graph", &["units", "exit", "id", "reading", "tensor", "operator"]),
     ("sizes", &["units", "exit", "id", "tensor", "operator", "graph"]),
+    ("split", &["units", "exit", "id", "tensor", "operator", "graph"]),
     ("pipeline", &["units", "exit", "id", "tensor", "operator", "graph", "profile", "timeline"]),
     ("machine", &["units", "exit", "id"]),
     ("profile", &["units", "id", "tensor", "operator", "graph", "machine"]),

@@ -1,0 +1,252 @@
+//! Writes calls that stand for those of a graph. Invariant: what a call makes is what its operator
+//! derives from its inputs, and lies in a storage of its own, or in that of what it shows.
+
+use cranelift_entity::{PrimaryMap, SecondaryMap};
+
+use crate::graph::{Graph, GraphBuilder, Node, NodeSpec, ValueSpec};
+use crate::id::{NodeId, StorageId, ValueId};
+use crate::operator::{Operator, Output, TypedCall, Types};
+use crate::split::SplitError;
+use crate::tensor::{Argument, DType, TensorType};
+use crate::units::{Bytes, Flops};
+
+/// The types of what was made.
+struct Made(PrimaryMap<ValueId, TensorType>);
+
+impl Types for Made {
+    fn type_of(&self, value: ValueId) -> &TensorType {
+        &self.0[value]
+    }
+}
+
+/// A graph that is being written.
+pub struct Writer<'a> {
+    graph: &'a Graph,
+    builder: GraphBuilder,
+    made: Made,
+    /// What stands for each value, storage and node of the graph.
+    values: SecondaryMap<ValueId, Option<ValueId>>,
+    storages: SecondaryMap<StorageId, Option<StorageId>>,
+    nodes: SecondaryMap<NodeId, Option<NodeId>>,
+    /// Where each value that was made lies.
+    places: PrimaryMap<ValueId, StorageId>,
+}
+
+/// A call to be made: its name, its operator, its arguments, and the call that it stands for.
+pub struct Call<'n> {
+    pub name: String,
+    pub op: &'static str,
+    pub args: Vec<Argument>,
+    pub of: &'n Node,
+}
+
+impl<'a> Writer<'a> {
+    /// Nothing yet.
+    pub fn new(graph: &'a Graph) -> Writer<'a> {
+        Writer {
+            graph,
+            builder: GraphBuilder::without_nodes(graph),
+            made: Made(PrimaryMap::new()),
+            values: SecondaryMap::new(),
+            storages: SecondaryMap::new(),
+            nodes: SecondaryMap::new(),
+            places: PrimaryMap::new(),
+        }
+    }
+
+    /// The graph, with the results of the other one.
+    pub fn finish(mut self) -> Result<Graph, SplitError> {
+        for &output in self.graph.outputs() {
+            self.builder.output(self.of(output));
+        }
+        if let Some(names) = self.graph.output_names() {
+            self.builder.output_names(names.to_vec());
+        }
+        Ok(self.builder.build()?)
+    }
+
+    /// What stands for a value, if something does by now.
+    pub fn stands(&self, value: ValueId) -> Option<ValueId> {
+        self.values[value]
+    }
+
+    /// Lets a value stand for one of the graph, which lies where that does.
+    pub fn stand(&mut self, value: ValueId, made: ValueId) {
+        self.values[value] = Some(made);
+        self.storages[self.graph.values()[value].storage] = Some(self.places[made]);
+    }
+
+    /// A tensor of one number, of a type.
+    pub fn full(&mut self, call: Call<'_>, dtype: Option<DType>) -> Result<ValueId, SplitError> {
+        let name = match dtype {
+            Some(DType::I64) => "torch.int64",
+            Some(DType::Bf16) => "torch.bfloat16",
+            Some(DType::F16) => "torch.float16",
+            Some(DType::F64) => "torch.float64",
+            _ => "torch.float32",
+        };
+        let keywords = [("dtype".to_string(), Argument::Text(name.to_string()))];
+        Ok(self.make(call, &keywords, &[true])?[0].expect("it was asked for"))
+    }
+
+    /// Makes a call, and returns its first output.
+    pub fn first(&mut self, call: Call<'_>) -> Result<ValueId, SplitError> {
+        Ok(self.make(call, &[], &[true])?[0].expect("it was asked for"))
+    }
+
+    /// Makes a call, of whose outputs these are used.
+    pub fn make(
+        &mut self,
+        call: Call<'_>,
+        kwargs: &[(String, Argument)],
+        used: &[bool],
+    ) -> Result<Vec<Option<ValueId>>, SplitError> {
+        let Call { name, op, args, of } = call;
+        let operator = Operator::from_name(op).ok_or_else(|| unknown(of))?;
+        let kwargs =
+            if kwargs.is_empty() && op == of.op { of.kwargs.clone() } else { kwargs.to_vec() };
+        let mut inputs: Vec<ValueId> = Vec::new();
+        for value in args.iter().flat_map(Argument::values) {
+            if !inputs.contains(&value) {
+                inputs.push(value);
+            }
+        }
+        let outputs: Vec<Option<ValueId>> = used.iter().map(|_| None).collect();
+        let typed =
+            TypedCall { args: &args, kwargs: &kwargs, outputs: &outputs, types: &self.made };
+        let row = operator.row();
+        let derived = (row.outputs)(&typed)
+            .map_err(|error| SplitError::Call { node: of.name.clone(), error })?;
+        let flops = if of.flops == Flops(0) { of.flops } else { (row.cost.flops)(&typed) };
+        let is_view = derived.iter().any(|output| output.place.is_some());
+        let mut specs = Vec::new();
+        for (output, &used) in derived.iter().zip(used) {
+            let spec = used.then(|| self.placed(output, inputs.first().copied()));
+            specs.push(spec);
+        }
+        let bytes = |value: &ValueId| self.made.0[*value].bytes().0;
+        let read = if is_view { 0 } else { inputs.iter().map(bytes).sum() };
+        let size = |spec: &ValueSpec| spec.shape.iter().product::<u64>() * spec.dtype.size();
+        let written = if is_view { 0 } else { specs.iter().flatten().map(size).sum() };
+        let spec = NodeSpec {
+            name,
+            op: op.to_string(),
+            inputs,
+            args,
+            kwargs,
+            flops,
+            bytes_read: Bytes(read),
+            bytes_written: Bytes(written),
+            workspace: if op == of.op { of.workspace } else { Bytes::ZERO },
+            seconds: None,
+            differentiates: of.differentiates.and_then(|target| self.nodes[target]),
+            recomputes: None,
+            overwrites: Vec::new(),
+            ..NodeSpec::from(of)
+        };
+        Ok(self.add(spec, &specs))
+    }
+
+    /// Where an output lies: in the storage of what it shows, or in one of its own.
+    fn placed(&mut self, output: &Output, shown: Option<ValueId>) -> ValueSpec {
+        let elements: u64 = output.shape.iter().product();
+        match (&output.place, shown) {
+            (Some(place), Some(shown)) => ValueSpec {
+                shape: output.shape.clone(),
+                dtype: output.dtype,
+                storage: self.places[shown],
+                contiguous: is_contiguous(&output.shape, &place.strides),
+                strides: Some(place.strides.clone()),
+                offset: place.offset,
+            },
+            _ => {
+                let storage = self.builder.storage(Bytes(elements * output.dtype.size()));
+                ValueSpec::contiguous(&output.shape, output.dtype, storage)
+            }
+        }
+    }
+
+    fn add(&mut self, spec: NodeSpec, outputs: &[Option<ValueSpec>]) -> Vec<Option<ValueId>> {
+        let mut made = self.builder.node(spec, outputs).into_iter();
+        let place = |output: &Option<ValueSpec>| {
+            let output = output.as_ref()?;
+            let tensor = TensorType {
+                shape: output.shape.clone(),
+                dtype: output.dtype,
+                contiguous: output.contiguous,
+                strides: output.strides.clone(),
+                offset: output.offset,
+            };
+            let value = made.next()?;
+            assert_eq!(self.made.0.push(tensor), value);
+            self.places.push(output.storage);
+            Some(value)
+        };
+        outputs.iter().map(place).collect()
+    }
+
+    /// Copies a call that is not of the loss.
+    pub fn copy(&mut self, id: NodeId) {
+        let node = &self.graph.nodes()[id];
+        let stand = |value: ValueId| self.values[value].unwrap_or(value);
+        let nodes = |target: Option<NodeId>| target.and_then(|target| self.nodes[target]);
+        let spec = NodeSpec {
+            inputs: node.inputs.iter().map(|&value| stand(value)).collect(),
+            args: node.args.iter().map(|argument| argument.renamed(&stand)).collect(),
+            kwargs: node
+                .kwargs
+                .iter()
+                .map(|(key, argument)| (key.clone(), argument.renamed(&stand)))
+                .collect(),
+            overwrites: node.overwrites.iter().map(|&value| stand(value)).collect(),
+            differentiates: nodes(node.differentiates),
+            recomputes: nodes(node.recomputes),
+            ..NodeSpec::from(node)
+        };
+        let mut outputs = Vec::new();
+        for output in &node.outputs {
+            let spec = output.map(|output| {
+                let value = &self.graph.values()[output];
+                let storage = self.storage(value.storage);
+                ValueSpec { storage, ..ValueSpec::from(value) }
+            });
+            outputs.push(spec);
+        }
+        self.nodes[id] = Some(self.builder.next_node());
+        let made = self.add(spec, &outputs);
+        for (output, made) in node.outputs.iter().zip(made) {
+            if let Some(output) = output {
+                self.values[*output] = made;
+            }
+        }
+    }
+
+    /// What stands for a storage.
+    fn storage(&mut self, storage: StorageId) -> StorageId {
+        if let Some(stands) = self.storages[storage] {
+            return stands;
+        }
+        let stands = self.builder.storage(self.graph.storages()[storage]);
+        self.storages[storage] = Some(stands);
+        stands
+    }
+
+    /// What stands for a value that is not of the loss, or that the loss left.
+    pub fn of(&self, value: ValueId) -> ValueId {
+        self.values[value].expect("it was made before")
+    }
+}
+
+/// A call of an operator that is not in the table.
+pub fn unknown(node: &Node) -> SplitError {
+    SplitError::Unsuited { node: node.name.clone(), why: "calls an operator that is not known" }
+}
+
+fn is_contiguous(shape: &[u64], strides: &[u64]) -> bool {
+    let mut expected = 1u64;
+    shape.iter().zip(strides).rev().all(|(&extent, &stride)| {
+        let follows = extent == 1 || stride == expected;
+        expected = expected.saturating_mul(extent);
+        follows
+    })
+}
