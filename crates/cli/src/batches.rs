@@ -7,7 +7,7 @@ use clap::Args;
 use tightfit::graph::Graph;
 use tightfit::pipeline::{PipelineError, accumulate};
 use tightfit::sizes::{Dimension, LEAST, SizeError, resized};
-use tightfit::split::split;
+use tightfit::split::{SplitError, split};
 use tightfit_engine::Step;
 
 use crate::failure::Result;
@@ -82,7 +82,7 @@ impl Batches {
 
     /// The step made of these batches.
     pub fn of(self, graph: Graph) -> Result<Graph> {
-        Ok(self.accumulated(self.sized(graph)?)?)
+        Ok(self.accumulated(self.split(self.sized(graph)?)?)?)
     }
 
     /// The step made of as many micro-batches, each as the graph has it.
@@ -91,10 +91,15 @@ impl Batches {
     }
 
     /// The step of one of these batches.
-    pub fn sized(self, graph: Graph) -> Result<Graph> {
+    pub fn sized(self, graph: Graph) -> Result<Graph, SizeError> {
         let resized = self.resized(&graph)?;
         self.unseen(&graph).for_each(Unseen::tell);
-        Ok(if self.chunks > 1 { split(&resized, self.chunks)? } else { resized })
+        Ok(resized)
+    }
+
+    /// The step with its loss in chunks. A step at another size has other chunks.
+    pub fn split(self, graph: Graph) -> Result<Graph, SplitError> {
+        if self.chunks == 1 { Ok(graph) } else { split(&graph, self.chunks) }
     }
 
     /// The same, without a word about what is not known.

@@ -190,7 +190,7 @@ impl Asked<'_> {
     fn plan(&mut self, size: u64, longer: f64, is_near: bool) -> Result<Trial> {
         let question = self.question;
         let graph = match question.sizes.at(size) {
-            Ok(graph) => question.batches.accumulated(graph)?,
+            Ok(graph) => question.batches.accumulated(question.batches.split(graph)?)?,
             Err(error) => {
                 self.barred.insert(size, error);
                 return Ok(Trial::Barred);

@@ -40,6 +40,17 @@ fn chunks_need_less_and_a_plan_is_for_them() {
     assert_eq!(other.code, Some(5), "{}", other.stderr);
 }
 
+/// A larger step has more chunks, so it is divided once it has its size.
+#[test]
+fn more_samples_fit_if_the_loss_is_in_chunks() {
+    let graph = "corpus/graphs/cuda/gpt2_small_b8_s512.json.gz";
+    let largest = |options: &str| {
+        let asked = format!("largest {graph} --budget 3GiB --iterations 200 --json {options}");
+        run(folder().path(), &asked).done().result()["size"].as_u64().unwrap()
+    };
+    assert!(largest("--split 8") > largest(""));
+}
+
 #[test]
 fn what_cannot_be_divided_is_refused() {
     for (arguments, said) in [

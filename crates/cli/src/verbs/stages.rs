@@ -118,7 +118,7 @@ pub fn stages(arguments: &Arguments) -> Result<ExitCode> {
         output::writable(path)?;
     }
     let (graph, is_step) = input::graph(&arguments.graph)?;
-    let graph = arguments.batches.sized(graph)?;
+    let graph = arguments.batches.split(arguments.batches.sized(graph)?)?;
     let results = [
         ("--csv", arguments.csv.as_ref()),
         ("--output", arguments.output.as_ref()),
