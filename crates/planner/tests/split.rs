@@ -4,8 +4,9 @@
 
 use std::collections::BTreeMap;
 
-use tightfit::graph::{Graph, GraphBuilder, Phase, read, write_file};
+use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec, read, write_file};
 use tightfit::split::{SplitError, split};
+use tightfit::tensor::DType;
 use tightfit::units::Bytes;
 
 use crate::fixtures::corpus;
@@ -89,4 +90,21 @@ fn losses_of_other_forms_are_refused_by_name() {
     assert!(shown.contains("node `mm` makes a result of the step for all rows"), "{shown}");
     let evaluation = graph_of("steps/mlp-digits/eval.json.gz");
     assert!(split(&evaluation, 4).is_err());
+}
+
+#[test]
+fn how_many_targets_count_may_be_a_result_and_one_loss_alone_reads_the_logits() {
+    let graph = graph_of("steps/gpt-small/train.json.gz");
+    let loss = graph.node_named("nll_loss_forward").unwrap();
+    let node = &graph.nodes()[loss];
+    let mut builder = GraphBuilder::from_graph(&graph);
+    builder.output(node.outputs[1].unwrap());
+    let made = split(&builder.build().unwrap(), 4).unwrap();
+    assert_eq!(made.outputs().len(), graph.outputs().len() + 1);
+    let mut builder = GraphBuilder::from_graph(&graph);
+    let storages = [builder.storage(Bytes(4)), builder.storage(Bytes(4))];
+    let outputs = storages.map(|storage| Some(ValueSpec::contiguous(&[], DType::F32, storage)));
+    builder.node(NodeSpec { name: "again".to_string(), ..NodeSpec::from(node) }, &outputs);
+    let said = split(&builder.build().unwrap(), 4).unwrap_err().to_string();
+    assert!(said.contains("node `again` is another loss"), "{said}");
 }

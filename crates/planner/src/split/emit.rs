@@ -100,7 +100,7 @@ impl<'a> Emitter<'a> {
                         chunk.wide.extend(node.outputs.iter().flatten().map(|&it| (it, made)));
                     }
                     Role::Loss => {
-                        let picked = self.picked(node, &mut chunk, targets.classes)?;
+                        let picked = self.picked(node, &chunk, targets.classes)?;
                         kept.entry(id).or_default().push(picked);
                     }
                     Role::Rows | Role::Kept => {
@@ -125,11 +125,9 @@ impl<'a> Emitter<'a> {
             match role {
                 Role::Kept => {
                     let made = self.joined(node, &kept[&id])?;
-                    self.writer.stand(node.outputs[0].expect("it is used"), made);
+                    self.writer.stand(node, 0, made);
                 }
-                Role::Term => {
-                    self.writer.stand(node.outputs[0].expect("it is used"), totals[&id]);
-                }
+                Role::Term => self.writer.stand(node, 0, totals[&id]),
                 Role::Loss => {
                     let picked = self.joined(node, &kept[&id])?;
                     self.reduced(node, picked, &targets)?;
@@ -142,7 +140,7 @@ impl<'a> Emitter<'a> {
 
     /// The targets of all rows, without those that are ignored.
     fn targets(&mut self, loss: &Node) -> Result<Targets, SplitError> {
-        let target = Argument::Value(self.writer.of(values_of(loss)[1]));
+        let target = Argument::Value(self.before(values_of(loss)[1], loss)?);
         let ignored = loss.args[4].clone();
         let named = |what: &str, op, args| Call {
             name: format!("{}.{what}", loss.name),
@@ -179,14 +177,15 @@ impl<'a> Emitter<'a> {
     fn picked(
         &mut self,
         loss: &Node,
-        chunk: &mut Chunk,
+        chunk: &Chunk,
         classes: ValueId,
     ) -> Result<ValueId, SplitError> {
-        let classes = self.part(chunk, classes, 0, loss)?;
+        let call = chunk.slice(format!("{}.classes", loss.name), classes, 0, loss);
+        let classes = self.writer.first(call)?;
         let column = Argument::Int(1);
         let args = vec![Argument::Value(classes), column.clone()];
         let index =
-            self.writer.first(chunk.called(loss, "classes", "aten.unsqueeze.default", args))?;
+            self.writer.first(chunk.called(loss, "index", "aten.unsqueeze.default", args))?;
         let logarithms = chunk.wide[&values_of(loss)[0]];
         let args = vec![Argument::Value(logarithms), column, Argument::Value(index)];
         self.writer.first(chunk.called(loss, "picked", "aten.gather.default", args))
@@ -206,9 +205,8 @@ impl<'a> Emitter<'a> {
             of: loss,
         };
         let made = self.writer.make(call, &[], &[true, false])?;
-        if let Some(value) = loss.outputs[0] {
-            self.writer.stand(value, made[0].expect("it was asked for"));
-        }
+        self.writer.stand(loss, 0, made[0].expect("it was asked for"));
+        self.writer.stand(loss, 1, targets.total);
         Ok(())
     }
 
@@ -228,17 +226,10 @@ impl<'a> Emitter<'a> {
                 let made = match chunk.wide.get(&value) {
                     Some(&made) => made,
                     None if Some(value) == total => targets.total,
-                    // The rows of the product, and the target of each row.
-                    None if (operator, position) == (Operator::Mm, 0) => {
-                        self.part(chunk, self.writer.of(value), 0, node)?
+                    None if OF_ROWS.contains(&(operator, position)) => {
+                        self.part(chunk, value, 0, node)?
                     }
-                    None if (operator, position) == (Operator::NllLossBackward, 2) => {
-                        self.part(chunk, self.writer.of(value), 0, node)?
-                    }
-                    None => self.writer.stands(value).ok_or(SplitError::Unsuited {
-                        node: node.name.clone(),
-                        why: "needs the loss of all rows before there is one",
-                    })?,
+                    None => self.before(value, node)?,
                 };
                 stands.insert(value, made);
             }
@@ -261,7 +252,7 @@ impl<'a> Emitter<'a> {
         for (position, value) in values_of(node).into_iter().enumerate() {
             let made = match chunk.wide.get(&value) {
                 Some(&made) => made,
-                None => self.part(chunk, self.writer.of(value), 1 - position, node)?,
+                None => self.part(chunk, value, 1 - position, node)?,
             };
             args.push(Argument::Value(made));
         }
@@ -269,28 +260,34 @@ impl<'a> Emitter<'a> {
         self.writer.first(chunk.call(node, op, args))
     }
 
-    /// The rows of a chunk of something narrow, along a dimension.
+    /// The rows of a chunk of a narrow value of the graph, along a dimension.
     fn part(
         &mut self,
         chunk: &mut Chunk,
-        of: ValueId,
+        value: ValueId,
         dim: usize,
-        node: &Node,
+        reader: &Node,
     ) -> Result<ValueId, SplitError> {
-        if let Some(&made) = chunk.parts.get(&(of, dim)) {
+        if let Some(&made) = chunk.parts.get(&(value, dim)) {
             return Ok(made);
         }
-        let number = |number: u64| Argument::Int(number.cast_signed());
-        let args =
-            vec![Argument::Value(of), number(dim as u64), number(chunk.first), number(chunk.end)];
-        let made = self.writer.first(chunk.called(
-            node,
-            &format!("rows{of}"),
-            "aten.slice.Tensor",
-            args,
-        ))?;
-        chunk.parts.insert((of, dim), made);
+        let whole = self.before(value, reader)?;
+        let producer = &self.graph.nodes()[self.graph.values()[value].producer];
+        let place = producer.outputs.iter().position(|&output| output == Some(value)).unwrap_or(0);
+        let of = ["", ".columns"][dim.min(1)];
+        let of = if place == 0 { of.to_string() } else { format!(".{place}{of}") };
+        let call = chunk.slice(format!("{}{of}", producer.name), whole, dim, reader);
+        let made = self.writer.first(call)?;
+        chunk.parts.insert((value, dim), made);
         Ok(made)
+    }
+
+    /// What stands for a value that must be there before the loss is.
+    fn before(&self, value: ValueId, reader: &Node) -> Result<ValueId, SplitError> {
+        self.writer.stands(value).ok_or_else(|| SplitError::Unsuited {
+            node: reader.name.clone(),
+            why: "needs the loss of all rows before there is one",
+        })
     }
 
     /// Rows of all chunks as one.
@@ -308,6 +305,15 @@ impl Chunk {
         Call { name: format!("{}.chunk{}", of.name, self.number), op, args, of }
     }
 
+    /// The rows of this chunk, along a dimension.
+    fn slice<'n>(&self, name: String, of: ValueId, dim: usize, reader: &'n Node) -> Call<'n> {
+        let number = |number: u64| Argument::Int(number.cast_signed());
+        let args =
+            vec![Argument::Value(of), number(dim as u64), number(self.first), number(self.end)];
+        let name = format!("{name}.chunk{}", self.number);
+        Call { name, op: "aten.slice.Tensor", args, of: reader }
+    }
+
     /// A call that prepares one.
     fn called<'n>(
         &self,
@@ -321,6 +327,8 @@ impl Chunk {
 }
 
 const LOSS: &str = "aten.nll_loss_forward.default";
+/// Arguments with a row for each target: of the product that makes the logits, and the targets.
+const OF_ROWS: [(Operator, usize); 2] = [(Operator::Mm, 0), (Operator::NllLossBackward, 2)];
 
 /// The arguments of a loss like another one.
 fn reduction(loss: &Node, of: ValueId, targets: ValueId) -> Vec<Argument> {

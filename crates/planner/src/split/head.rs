@@ -2,6 +2,7 @@
 //! of its calls computes each row by itself, or adds something up over all rows; nothing else reads
 //! what has a row for each target and a column for each class.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashSet};
 
 use crate::graph::{Graph, Node};
@@ -77,12 +78,14 @@ impl Head {
     pub fn of(graph: &Graph) -> Result<Head, SplitError> {
         let losses = graph.nodes().iter().filter(|(_, node)| is_loss(graph, node));
         let size = |node: &Node| graph.values()[node.inputs[0]].tensor.elements();
-        let (loss, node) = losses.max_by_key(|(_, node)| size(node)).ok_or(SplitError::NoLoss)?;
+        let (loss, node) =
+            losses.max_by_key(|&(id, node)| (size(node), Reverse(id))).ok_or(SplitError::NoLoss)?;
         let &[rows, columns] = &graph.values()[node.inputs[0]].tensor.shape[..] else {
             return Err(SplitError::NoLoss);
         };
-        let mut search = Search { graph, rows, columns, wide: BTreeMap::new(), calls: Vec::new() };
-        search.backwards(loss)?;
+        let (wide, calls) = (BTreeMap::new(), Vec::new());
+        let mut search = Search { graph, loss, rows, columns, wide, calls };
+        search.backwards()?;
         search.forwards()?;
         Ok(Head { calls: search.calls, loss, rows })
     }
@@ -90,8 +93,13 @@ impl Head {
 
 /// Whether it is a loss of rows of classes, reduced, in which all classes weigh the same.
 fn is_loss(graph: &Graph, node: &Node) -> bool {
-    let [Argument::Value(x), Argument::Value(_), Argument::None, Argument::Int(reduction), ..] =
-        &node.args[..]
+    let [
+        Argument::Value(x),
+        Argument::Value(_),
+        Argument::None,
+        Argument::Int(reduction),
+        Argument::Int(_),
+    ] = &node.args[..]
     else {
         return false;
     };
@@ -103,6 +111,7 @@ fn is_loss(graph: &Graph, node: &Node) -> bool {
 
 struct Search<'a> {
     graph: &'a Graph,
+    loss: NodeId,
     rows: u64,
     columns: u64,
     /// Values with a row for each target and a column for each class; whether rows are columns.
@@ -112,8 +121,8 @@ struct Search<'a> {
 
 impl Search<'_> {
     /// From the loss back to the product that makes the logits.
-    fn backwards(&mut self, loss: NodeId) -> Result<(), SplitError> {
-        let mut value = self.graph.nodes()[loss].inputs[0];
+    fn backwards(&mut self) -> Result<(), SplitError> {
+        let mut value = self.graph.nodes()[self.loss].inputs[0];
         loop {
             let id = self.graph.values()[value].producer;
             let node = &self.graph.nodes()[id];
@@ -138,7 +147,7 @@ impl Search<'_> {
         let first = self.calls[0].0;
         for (id, node) in self.graph.nodes().iter().filter(|(id, _)| *id > first) {
             if node.inputs.iter().any(|input| self.wide.contains_key(input)) {
-                let role = self.role(node).map_err(|why| unsuited(node, why))?;
+                let role = self.role(id).map_err(|why| unsuited(node, why))?;
                 self.add(id, role);
             }
         }
@@ -168,7 +177,8 @@ impl Search<'_> {
     }
 
     /// What a call that reads something wide does along the rows.
-    fn role(&self, node: &Node) -> Result<Role, &'static str> {
+    fn role(&self, id: NodeId) -> Result<Role, &'static str> {
+        let node = &self.graph.nodes()[id];
         let op = node.op.as_str();
         let wide = |argument: usize| match node.args.get(argument) {
             Some(Argument::Value(value)) => self.wide.get(value).copied(),
@@ -193,7 +203,7 @@ impl Search<'_> {
             return Ok(Role::Exchanged);
         }
         if op == LOSS {
-            return if is_loss(self.graph, node) { Ok(Role::Loss) } else { Err("is another loss") };
+            return if id == self.loss { Ok(Role::Loss) } else { Err("is another loss") };
         }
         if op == LOSS_GRADIENT {
             let is_plain = matches!(node.args.get(3), Some(Argument::None));

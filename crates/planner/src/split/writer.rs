@@ -70,10 +70,12 @@ impl<'a> Writer<'a> {
         self.values[value]
     }
 
-    /// Lets a value stand for one of the graph, which lies where that does.
-    pub fn stand(&mut self, value: ValueId, made: ValueId) {
-        self.values[value] = Some(made);
-        self.storages[self.graph.values()[value].storage] = Some(self.places[made]);
+    /// Lets a value stand for an output of a call of the graph, if that is used.
+    pub fn stand(&mut self, node: &Node, output: usize, made: ValueId) {
+        if let Some(value) = node.outputs.get(output).copied().flatten() {
+            self.values[value] = Some(made);
+            self.storages[self.graph.values()[value].storage] = Some(self.places[made]);
+        }
     }
 
     /// A tensor of one number, of a type.
