@@ -1,6 +1,6 @@
 """Captures of a step at other sizes, compared with what `Graph.at` makes of the first one.
 
-Invariant: what is recorded was seen; a size is far from the captured one, so that numbers that follow from it differ.
+Invariant: what is recorded was seen; the first other size is a prime away, so that numbers that follow from it differ.
 """
 
 from __future__ import annotations

@@ -97,22 +97,22 @@ impl Batches {
         Ok(resized)
     }
 
-    /// The step with its loss in chunks. A step at another size has other chunks.
-    pub fn split(self, graph: Graph) -> Result<Graph, SplitError> {
-        if self.chunks == 1 { Ok(graph) } else { split(&graph, self.chunks) }
-    }
-
     /// The same, without a word about what is not known.
     pub fn resized(self, graph: &Graph) -> Result<Graph, SizeError> {
         resized(graph, &self.sizes().collect::<Vec<_>>())
     }
 
-    /// The same of a step that can be trained.
+    /// A step that can be trained, of one of these batches, with its loss in chunks.
     pub fn sized_step(self, step: Step) -> Result<Step> {
         let unseen: Vec<Unseen> = self.unseen(&step.training).collect();
         let resized = step.resized(&self.sizes().collect::<Vec<_>>())?;
         unseen.into_iter().for_each(Unseen::tell);
         Ok(if self.chunks > 1 { resized.split(self.chunks)? } else { resized })
+    }
+
+    /// The step with its loss in chunks. A step at another size has other chunks.
+    pub fn split(self, graph: Graph) -> Result<Graph, SplitError> {
+        if self.chunks == 1 { Ok(graph) } else { split(&graph, self.chunks) }
     }
 
     /// What no capture of the step shows of these sizes.

@@ -68,6 +68,21 @@ fn all_else_is_as_it_was() {
 }
 
 #[test]
+fn a_chunk_is_differentiated_by_its_own_calls() {
+    let graph = graph_of("steps/gpt-small/train.json.gz");
+    let made = split(&graph, 4).unwrap();
+    for chunk in 0..4 {
+        for (backward, forward) in
+            [("_log_softmax_backward_data", "_log_softmax"), ("mm_1", "mm"), ("mm_2", "mm")]
+        {
+            let named = |name: &str| made.node_named(&format!("{name}.chunk{chunk}")).unwrap();
+            let node = &made.nodes()[named(backward)];
+            assert_eq!(node.differentiates, Some(named(forward)), "{}", node.name);
+        }
+    }
+}
+
+#[test]
 fn one_chunk_is_the_step_itself_and_small_losses_have_no_more() {
     let graph = graph_of("steps/gpt-small/train.json.gz");
     assert_eq!(split(&graph, 1).unwrap(), graph);

@@ -65,7 +65,8 @@ class FusedStep(Step):
 
     def _planned(self, accumulated: frozenset[int], holds: bool, room: int | None, beside: int,
                  arguments: Sequence[Any], depth: int = 0, grown: int = 0) -> Plan:
-        found = costed(self._graph(accumulated, holds, arguments), self.device, parameters=(one for one in arguments if isinstance(one, torch.nn.Parameter)))
+        parameters = (one for one in arguments if isinstance(one, torch.nn.Parameter))
+        found = costed(self._graph(accumulated, holds, arguments), self.device, parameters=parameters)
         self.refused = found.refused
         self.measuring = max(self.measuring, found.most)
         search = functools.partial(held, found.document, planner=self.settings.planner)

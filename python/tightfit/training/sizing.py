@@ -203,8 +203,8 @@ def _found(search: Search, given: int, axis: str, name: str) -> Largest:
 @dataclass(frozen=True)
 class _Asked:
     """What is asked of each size: a plan within `room` bytes, of which `beside` are held by others, by the `planner` within
-    `deadline` seconds, with times that are measured or predicted for the `machine`. Gradients of the `accumulated` arguments exist when a step begins.
-    `parameters` are read between measurements."""
+    `deadline` seconds, with times that are measured or predicted for the `machine`. Gradients of the `accumulated` arguments
+    exist when a step begins. `parameters` are read between measurements."""
 
     captures: Captures
     room: int

@@ -13,9 +13,9 @@ use crate::kernels::{Kernel, KernelError, Operands};
 /// Multiply-adds below which worker threads cost more than they save.
 const SERIAL: usize = 48 * 48 * 256;
 
-/// Steps over k that are summed before they are added to the running total. The library itself sums
-/// as many at once, and up to 512.
-pub(super) const BLOCK: usize = 256;
+/// Steps over k that are summed before they are added to the running total, as those who divide
+/// rows expect. The library itself sums as many at once, and up to 512.
+pub(super) const BLOCK: usize = tightfit::split::BLOCK as usize;
 
 /// A matrix inside the slab.
 #[derive(Clone, Copy, Debug)]

@@ -5,7 +5,7 @@
 use std::cmp::Reverse;
 
 use crate::operator::Output;
-use crate::tensor::TensorType;
+use crate::tensor::{TensorType, is_contiguous};
 
 /// An input of the call that makes a tensor.
 pub struct Input<'a> {
@@ -145,17 +145,6 @@ fn removed(one: (&[u64], &[u64]), of: (&[u64], &[u64])) -> Option<usize> {
 fn strided(old: &TensorType, shape: Vec<u64>, strides: Vec<u64>, offset: u64) -> TensorType {
     let contiguous = is_contiguous(&shape, &strides);
     TensorType { shape, dtype: old.dtype, contiguous, strides: Some(strides), offset }
-}
-
-/// Whether elements lie in row-major order without gaps; strides of extents of one do not matter.
-fn is_contiguous(shape: &[u64], strides: &[u64]) -> bool {
-    let mut expected = 1u64;
-    shape.contains(&0)
-        || shape.iter().zip(strides).rev().all(|(&extent, &stride)| {
-            let follows = extent == 1 || stride == expected;
-            expected = expected.saturating_mul(extent);
-            follows
-        })
 }
 
 /// The bytes of a storage up to the last element of a tensor in it, if that can be said.

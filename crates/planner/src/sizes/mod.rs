@@ -78,12 +78,6 @@ impl<'a> Sizes<'a> {
         self.graph.recapture(self.dimension).map_or(1, |seen| seen.grid)
     }
 
-    /// The smallest and the largest size of which it was seen what the step is; `None` if nothing
-    /// was.
-    pub fn between(&self) -> Option<(u64, u64)> {
-        self.graph.recapture(self.dimension)?.between
-    }
-
     /// Why the step is not known at a size, if what was seen at others says so.
     fn outside(&self, seen: &Recapture, size: u64) -> Option<SizeError> {
         let (least, most) = seen.between?;

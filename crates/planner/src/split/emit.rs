@@ -97,14 +97,17 @@ impl<'a> Emitter<'a> {
                         let args = vec![Argument::Value(chunk.wide[&node.inputs[0]]), order];
                         let call = chunk.call(node, "aten.permute.default", args);
                         let made = self.writer.first(call)?;
+                        self.writer.stand_for(id);
                         chunk.wide.extend(node.outputs.iter().flatten().map(|&it| (it, made)));
                     }
                     Role::Loss => {
                         let picked = self.picked(node, &chunk, targets.classes)?;
+                        self.writer.stand_for(id);
                         kept.entry(id).or_default().push(picked);
                     }
                     Role::Rows | Role::Kept => {
                         let made = self.rows(id, &mut chunk, &targets)?;
+                        self.writer.stand_for(id);
                         match role {
                             Role::Kept => kept.entry(id).or_default().push(made),
                             _ => {
@@ -149,7 +152,7 @@ impl<'a> Emitter<'a> {
             of: loss,
         };
         let whole = |number: Argument| vec![Argument::List(Vec::new()), number];
-        let integer = Some(DType::I64);
+        let integer = DType::I64;
         let counts = self.writer.first(named(
             "counts",
             "aten.ne.Scalar",
@@ -167,7 +170,7 @@ impl<'a> Emitter<'a> {
         let float = self.graph.values()[values_of(loss)[0]].tensor.dtype;
         let rows = Argument::Int(self.head.rows.cast_signed());
         let size = vec![Argument::List(vec![rows, Argument::Int(1)]), Argument::Float(0.0)];
-        let nothing = self.writer.full(named("nothing", "aten.full.default", size), Some(float))?;
+        let nothing = self.writer.full(named("nothing", "aten.full.default", size), float)?;
         let args = reduction(loss, nothing, first);
         let made = self.writer.make(named("total", LOSS, args), &[], &[true, true])?;
         Ok(Targets { classes, first, total: made[1].expect("it was asked for") })

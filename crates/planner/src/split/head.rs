@@ -214,8 +214,8 @@ impl Search<'_> {
         if OF_ROWS.iter().any(|&(name, at)| name == op && is_last(at)) && is_matrix() {
             return Ok(Role::Rows);
         }
-        let others = node.inputs.iter().filter(|input| !self.wide.contains_key(input));
-        let are_numbers = others.clone().all(|&input| self.elements(input) == 1);
+        let mut others = node.inputs.iter().filter(|input| !self.wide.contains_key(input));
+        let are_numbers = others.all(|&input| self.elements(input) == 1);
         if OF_ELEMENTS.contains(&op) && makes_rows() && are_numbers {
             return Ok(Role::Rows);
         }

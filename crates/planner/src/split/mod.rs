@@ -17,7 +17,8 @@ use crate::graph::Graph;
 use crate::split::emit::Emitter;
 use crate::split::head::Head;
 
-/// Borders between chunks are multiples of this many rows.
+/// Borders between chunks are multiples of this many rows; the engine's products sum as many at
+/// once.
 pub const BLOCK: u64 = 256;
 /// A chunk has this many rows or more: with fewer, products are other ones.
 const LEAST: u64 = 16;

@@ -5,9 +5,9 @@ use cranelift_entity::{PrimaryMap, SecondaryMap};
 
 use crate::graph::{Graph, GraphBuilder, Node, NodeSpec, ValueSpec};
 use crate::id::{NodeId, StorageId, ValueId};
-use crate::operator::{Operator, Output, TypedCall, Types};
+use crate::operator::{Operator, Output, TypedCall, Types, to_torch};
 use crate::split::SplitError;
-use crate::tensor::{Argument, DType, TensorType};
+use crate::tensor::{Argument, DType, TensorType, is_contiguous};
 use crate::units::{Bytes, Flops};
 
 /// The types of what was made.
@@ -30,6 +30,8 @@ pub struct Writer<'a> {
     nodes: SecondaryMap<NodeId, Option<NodeId>>,
     /// Where each value that was made lies.
     places: PrimaryMap<ValueId, StorageId>,
+    /// The call that was made last.
+    last: Option<NodeId>,
 }
 
 /// A call to be made: its name, its operator, its arguments, and the call that it stands for.
@@ -51,6 +53,7 @@ impl<'a> Writer<'a> {
             storages: SecondaryMap::new(),
             nodes: SecondaryMap::new(),
             places: PrimaryMap::new(),
+            last: None,
         }
     }
 
@@ -78,16 +81,15 @@ impl<'a> Writer<'a> {
         }
     }
 
+    /// Lets the call that was made last stand for one of the graph: what differentiates that one
+    /// differentiates it.
+    pub fn stand_for(&mut self, id: NodeId) {
+        self.nodes[id] = self.last;
+    }
+
     /// A tensor of one number, of a type.
-    pub fn full(&mut self, call: Call<'_>, dtype: Option<DType>) -> Result<ValueId, SplitError> {
-        let name = match dtype {
-            Some(DType::I64) => "torch.int64",
-            Some(DType::Bf16) => "torch.bfloat16",
-            Some(DType::F16) => "torch.float16",
-            Some(DType::F64) => "torch.float64",
-            _ => "torch.float32",
-        };
-        let keywords = [("dtype".to_string(), Argument::Text(name.to_string()))];
+    pub fn full(&mut self, call: Call<'_>, dtype: DType) -> Result<ValueId, SplitError> {
+        let keywords = [("dtype".to_string(), Argument::Text(to_torch(dtype).to_string()))];
         Ok(self.make(call, &keywords, &[true])?[0].expect("it was asked for"))
     }
 
@@ -169,6 +171,7 @@ impl<'a> Writer<'a> {
     }
 
     fn add(&mut self, spec: NodeSpec, outputs: &[Option<ValueSpec>]) -> Vec<Option<ValueId>> {
+        self.last = Some(self.builder.next_node());
         let mut made = self.builder.node(spec, outputs).into_iter();
         let place = |output: &Option<ValueSpec>| {
             let output = output.as_ref()?;
@@ -214,8 +217,8 @@ impl<'a> Writer<'a> {
             });
             outputs.push(spec);
         }
-        self.nodes[id] = Some(self.builder.next_node());
         let made = self.add(spec, &outputs);
+        self.stand_for(id);
         for (output, made) in node.outputs.iter().zip(made) {
             if let Some(output) = output {
                 self.values[*output] = made;
@@ -242,13 +245,4 @@ impl<'a> Writer<'a> {
 /// A call of an operator that is not in the table.
 pub fn unknown(node: &Node) -> SplitError {
     SplitError::Unsuited { node: node.name.clone(), why: "calls an operator that is not known" }
-}
-
-fn is_contiguous(shape: &[u64], strides: &[u64]) -> bool {
-    let mut expected = 1u64;
-    shape.iter().zip(strides).rev().all(|(&extent, &stride)| {
-        let follows = extent == 1 || stride == expected;
-        expected = expected.saturating_mul(extent);
-        follows
-    })
 }

@@ -127,3 +127,14 @@ pub fn contiguous_strides(shape: &[u64]) -> Vec<u64> {
     }
     strides
 }
+
+/// Whether elements lie in row-major order without gaps; strides of extents of one do not matter.
+pub fn is_contiguous(shape: &[u64], strides: &[u64]) -> bool {
+    let mut expected = 1u64;
+    shape.contains(&0)
+        || shape.iter().zip(strides).rev().all(|(&extent, &stride)| {
+            let follows = extent == 1 || stride == expected;
+            expected = expected.saturating_mul(extent);
+            follows
+        })
+}
