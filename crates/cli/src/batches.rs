@@ -4,19 +4,18 @@
 use std::fmt;
 
 use clap::Args;
+use thiserror::Error;
+use tightfit::exit::coded;
 use tightfit::graph::Graph;
 use tightfit::pipeline::{PipelineError, accumulate};
 use tightfit::sizes::{Dimension, LEAST, SizeError, resized};
-use tightfit::split::{SplitError, split};
-use tightfit_engine::Step;
+use tightfit::split::{NotParts, Parts, split};
+use tightfit_engine::{PARTS_TRIED, Step};
 
 use crate::failure::Result;
 
 /// Micro-batches with which every kind of call occurs: more need not be tried.
 const TRIED: u32 = 2;
-
-/// Chunks of a loss that can be asked for.
-const MOST_CHUNKS: u64 = 1 << 16;
 
 /// The batches of an update, as they are given on the command line.
 #[derive(Args, Clone, Copy)]
@@ -38,23 +37,39 @@ pub struct Batches {
         value_parser = clap::value_parser!(u32).range(1..)
     )]
     micro_batches: u32,
-    /// Chunks of rows in which the loss is computed, so that its logits and their gradient exist
-    /// for some rows at a time; `off`: all rows at once
-    #[arg(long = "split", value_name = "off|N", default_value = "off", value_parser = chunks)]
-    chunks: u64,
+    /// Chunks of rows in which the loss is computed, so that its logits exist for some rows at a
+    /// time; `N:totals`: their gradient, too, of which each chunk adds a term to that of the
+    /// weight; `auto`: whatever makes the fastest plan (`check`: whatever the plan is for); `off`:
+    /// all rows at once
+    #[arg(long, value_name = "off|auto|N", default_value = "off", value_parser = split_of)]
+    split: Split,
 }
 
-/// The number of chunks.
-fn chunks(text: &str) -> Result<u64, &'static str> {
+/// How a step is divided.
+#[derive(Clone, Copy, PartialEq)]
+enum Split {
+    /// As makes the best plan.
+    Auto,
+    /// Into these parts.
+    Into(Parts),
+}
+
+fn split_of(text: &str) -> Result<Split, String> {
     match text {
-        "off" => Ok(1),
-        number => number
-            .parse()
-            .ok()
-            .filter(|chunks| (2..=MOST_CHUNKS).contains(chunks))
-            .ok_or("give `off`, or a number of chunks from 2 to 65536"),
+        "auto" => Ok(Split::Auto),
+        text => text.parse().map(Split::Into).map_err(|error: NotParts| error.to_string()),
     }
 }
+
+/// How a step is divided is to be decided where there is no plan to decide it by.
+#[derive(Debug, Error)]
+#[error(
+    "`--split auto` is for `plan` and `check`; give a number of chunks here, as the one that \
+     `plan` found, or `off`"
+)]
+struct Undecided;
+
+coded!(Usage: Undecided);
 
 impl Default for Batches {
     /// One batch, as captured.
@@ -66,12 +81,12 @@ impl Default for Batches {
 impl Batches {
     /// This many micro-batches, each as captured.
     pub fn of_micro_batches(micro_batches: u32) -> Batches {
-        Batches { samples: None, length: None, micro_batches, chunks: 1 }
+        Batches { samples: None, length: None, micro_batches, split: Split::Into(Parts::WHOLE) }
     }
 
     /// One batch with this many samples, each of this length; where `None` is given, as captured.
     pub fn of_size(samples: Option<u64>, length: Option<u64>) -> Batches {
-        Batches { samples, length, micro_batches: 1, chunks: 1 }
+        Batches { samples, length, micro_batches: 1, split: Split::Into(Parts::WHOLE) }
     }
 
     /// These batches, with the sizes of `later` where it has some.
@@ -83,6 +98,43 @@ impl Batches {
     /// The step made of these batches.
     pub fn of(self, graph: Graph) -> Result<Graph> {
         Ok(self.accumulated(self.split(self.sized(graph)?)?)?)
+    }
+
+    /// Whether the plan decides how the step is divided.
+    pub fn decides(self) -> bool {
+        self.split == Split::Auto
+    }
+
+    /// These batches, in these parts.
+    pub fn in_parts(self, parts: Parts) -> Batches {
+        Batches { split: Split::Into(parts), ..self }
+    }
+
+    /// The step that a plan was made for, and the plan, which `read` reads for a step.
+    pub fn of_plan<T>(
+        self,
+        graph: Graph,
+        read: impl Fn(&Graph) -> Result<T>,
+    ) -> Result<(Graph, T)> {
+        if !self.decides() {
+            let graph = self.of(graph)?;
+            let plan = read(&graph)?;
+            return Ok((graph, plan));
+        }
+        let sized = self.sized(graph)?;
+        let whole = self.accumulated(sized.clone())?;
+        let refused = match read(&whole) {
+            Ok(plan) => return Ok((whole, plan)),
+            Err(error) => error,
+        };
+        for parts in PARTS_TRIED {
+            let Ok(graph) = split(&sized, parts) else { continue };
+            let graph = self.accumulated(graph)?;
+            if let Ok(plan) = read(&graph) {
+                return Ok((graph, plan));
+            }
+        }
+        Err(refused)
     }
 
     /// The step made of as many micro-batches, each as the graph has it.
@@ -107,12 +159,20 @@ impl Batches {
         let unseen: Vec<Unseen> = self.unseen(&step.training).collect();
         let resized = step.resized(&self.sizes().collect::<Vec<_>>())?;
         unseen.into_iter().for_each(Unseen::tell);
-        Ok(if self.chunks > 1 { resized.split(self.chunks)? } else { resized })
+        Ok(match self.split {
+            Split::Into(Parts::WHOLE) => resized,
+            Split::Into(parts) => resized.split(parts)?,
+            Split::Auto => return Err(Undecided.into()),
+        })
     }
 
     /// The step with its loss in chunks. A step at another size has other chunks.
-    pub fn split(self, graph: Graph) -> Result<Graph, SplitError> {
-        if self.chunks == 1 { Ok(graph) } else { split(&graph, self.chunks) }
+    pub fn split(self, graph: Graph) -> Result<Graph> {
+        match self.split {
+            Split::Into(Parts::WHOLE) => Ok(graph),
+            Split::Into(parts) => Ok(split(&graph, parts)?),
+            Split::Auto => Err(Undecided.into()),
+        }
     }
 
     /// What no capture of the step shows of these sizes.
@@ -132,9 +192,13 @@ impl Batches {
     pub fn tried(self) -> Vec<String> {
         let sizes = self.sizes().map(|(dimension, size)| (dimension.name(), size));
         let micro_batches = ("microbatches", u64::from(self.micro_batches.min(TRIED)));
-        let chunks = (self.chunks > 1).then_some(("split", self.chunks));
-        let all = sizes.chain([micro_batches]).chain(chunks);
-        all.flat_map(|(name, number)| [format!("--{name}"), number.to_string()]).collect()
+        let parts = match self.split {
+            Split::Into(parts) if parts.chunks > 1 => Some(("split", parts.to_string())),
+            Split::Into(_) | Split::Auto => None,
+        };
+        let numbers = sizes.chain([micro_batches]);
+        let all = numbers.map(|(name, number)| (name, number.to_string())).chain(parts);
+        all.flat_map(|(name, value)| [format!("--{name}"), value]).collect()
     }
 
     /// The fraction of the step that those are.

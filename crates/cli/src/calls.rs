@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
+use std::sync::Once;
 
 use clap::Args;
 use tightfit::graph::Graph;
@@ -77,11 +78,15 @@ pub fn of_step(
     let whole = Profile::new(graph, machine).total(&graph.compute_nodes());
     let step = Seconds(whole.0 * subject.batches.share_tried());
     if step.0 > LONGEST.0 {
-        note!(
-            "note: a step takes about {:.0} s, too long to try it; predicted from the processor's \
-             rates",
-            step.0
-        );
+        // Once, however many ways to divide the step are compared.
+        static SAID: Once = Once::new();
+        SAID.call_once(|| {
+            note!(
+                "note: a step takes about {:.0} s, too long to try it; predicted from the \
+                 processor's rates",
+                step.0
+            );
+        });
         return table;
     }
     note!(

@@ -2,6 +2,8 @@
 //!
 //! Tier: quick, 6 s.
 
+use serde_json::Value;
+
 use crate::program::{folder, run, train};
 
 /// The loss of 2,048 rows, in a batch of 32 texts.
@@ -21,6 +23,7 @@ fn chunks_change_no_bit() {
         ("two", "--budget 100% --threads 2 --split 2"),
         ("four", "--budget 60% --threads 1 --split 4"),
         ("eight", "--budget 100% --threads 2 --split 8"),
+        ("totals", "--budget 100% --threads 2 --split 4:totals"),
     ] {
         assert!(weights(name, options) == whole, "{options}");
     }
@@ -40,6 +43,49 @@ fn chunks_need_less_and_a_plan_is_for_them() {
     assert_eq!(other.code, Some(5), "{}", other.stderr);
 }
 
+/// What is chosen is as fast as anything that was tried, and a check finds what it is.
+#[test]
+fn the_best_number_of_chunks_is_found() {
+    let (folder, graph) = (folder(), "corpus/graphs/gpt2_small_b8_s512.json.gz");
+    let planned = |budget: &str, options: &str| {
+        run(folder.path(), &format!("plan {graph} --budget {budget} --json {options}"))
+    };
+    let asked = "--split auto --iterations 500 -o FOLDER";
+    let auto = planned("60%", &format!("{asked}/p"));
+    let result = auto.done().result();
+    let chunks = result["split"].as_str().unwrap();
+    let whole = planned("60%", "--iterations 500").done().result();
+    assert!(result["overhead"].as_f64() < whole["overhead"].as_f64());
+    run(folder.path(), &format!("check {graph} FOLDER/p --split auto")).done();
+    run(folder.path(), &format!("check {graph} FOLDER/p --split {chunks}")).done();
+    planned("60%", &format!("{asked}/again")).done();
+    let plan = |name: &str| std::fs::read(folder.path().join(name)).unwrap();
+    assert!(plan("p") == plan("again"));
+    // All of it fits.
+    assert_eq!(planned("100%", "--split auto").done().result()["split"], Value::Null);
+    let brief = |options: &str| format!("--deadline 500ms {options}");
+    let least = |options: &str| {
+        planned("min", &brief(options)).done().result()["budget_bytes"].as_u64().unwrap()
+    };
+    assert!(least("--split auto") * 2 < least(""));
+    let refused = planned("400MiB", &brief("--split auto"));
+    assert_eq!(refused.code, Some(3), "{}", refused.stderr);
+    assert!(refused.stderr.contains("as with --split 16"), "{}", refused.stderr);
+}
+
+/// Where nothing can be divided, `auto` plans as ever.
+#[test]
+fn a_step_without_a_large_loss_is_planned_as_it_is() {
+    let folder = folder();
+    let graph = "corpus/graphs/vit_b16_b32.json.gz";
+    for name in ["off", "auto"] {
+        let asked = "--budget 50% --iterations 2000 --split";
+        run(folder.path(), &format!("plan {graph} {asked} {name} -o FOLDER/{name}")).done();
+    }
+    let plan = |name: &str| std::fs::read(folder.path().join(name)).unwrap();
+    assert!(plan("off") == plan("auto"));
+}
+
 /// A larger step has more chunks, so it is divided once it has its size.
 #[test]
 fn more_samples_fit_if_the_loss_is_in_chunks() {
@@ -54,10 +100,15 @@ fn more_samples_fit_if_the_loss_is_in_chunks() {
 #[test]
 fn what_cannot_be_divided_is_refused() {
     for (arguments, said) in [
-        ("plan corpus/steps/gpt-nano --budget 50% --split 2", "a loss of 256 rows"),
+        ("plan corpus/steps/gpt-nano --budget 50% --split 2", "256 rows are too few"),
         ("plan corpus/steps/gpt-nano --budget 50% --split 1", "give `off`"),
         ("plan corpus/steps/gpt-nano --budget 50% --split some", "give `off`"),
-        ("plan corpus/graphs/cuda/bert_base_b16_s512.json.gz --budget 50% --split 2", "addmm_73"),
+        ("plan corpus/steps/gpt-nano --budget 50% --split 8:sums", "give `off`"),
+        (
+            "train corpus/steps/gpt-nano --steps 1 --budget 100% --split auto",
+            "for `plan` and `check`",
+        ),
+        ("plan corpus/graphs/resnet50_b32.json.gz --budget 50% --split 2", "32 rows are too few"),
     ] {
         let ran = run(folder().path(), arguments);
         assert_eq!(ran.code, Some(2), "{arguments}: {}", ran.stderr);

@@ -2,8 +2,10 @@
 //! the evaluation graph into what training leaves free. Invariant: slab and reserve together are
 //! the budget, and a refusal names numbers that can be requested as a budget.
 
+mod divided;
 mod placed;
 
+pub use divided::{Divided, Division, TRIED as PARTS_TRIED, fit_divided};
 pub use placed::{PlacementError, fit_placed};
 
 use thiserror::Error;

@@ -46,7 +46,7 @@ pub fn tests(run: &Run, files: &[&str]) -> Command {
     let Run { workspace, environment, tier, .. } = run;
     let mut pytest = workspace.command(environment.program("python"));
     // Tests that were skipped are named, with the reason.
-    pytest.args(["-m", "pytest", "-q", "-rs"]);
+    pytest.args(["-m", "pytest", "-q", "-rsf", "--show-capture=stderr"]);
     let workers =
         std::thread::available_parallelism().map_or(1, |cores| (cores.get() * 3 / 2).min(WORKERS));
     pytest.args(["-n", &workers.to_string(), "--dist", "loadgroup"]);

@@ -124,9 +124,9 @@ impl Legal {
 pub fn check(arguments: &Arguments) -> Result<ExitCode> {
     let budget = arguments.budget.as_deref().map(str::parse).transpose()?;
     let (graph, is_step) = input::graph(&arguments.graph)?;
-    let graph = arguments.batches.of(graph)?;
     let machine = arguments.on.machine(is_step)?;
-    let schedule = input::plan(&arguments.plan, &graph)?;
+    let (graph, schedule) =
+        arguments.batches.of_plan(graph, |graph| input::plan(&arguments.plan, graph))?;
     let legal = judge(&graph, &machine, &schedule, budget)?;
     if arguments.json {
         output::answer(legal.document(&graph, &schedule))?;

@@ -19,9 +19,10 @@ use tightfit::machine::Machine;
 use tightfit::plan::{Infeasible, LiveTensor, Planner, rewrite};
 use tightfit::profile::Profile;
 use tightfit::schedule::Schedule;
+use tightfit::split::{Parts, divided_at};
 use tightfit::units::{Bytes, Seconds};
-use tightfit::{BoundOrder, schedule};
-use tightfit_engine::{Budget, FitTask, FittedGraph, fit_graph};
+use tightfit::{BoundOrder, Fitted, schedule};
+use tightfit_engine::{Budget, Divided, Division, FitTask, FittedGraph, fit_divided};
 
 use crate::batches::Batches;
 use crate::calls::{self, Costs, Subject};
@@ -128,39 +129,51 @@ pub fn plan(arguments: &Arguments) -> Result<ExitCode> {
     }
     let (graph, is_step) = input::graph(&arguments.graph)?;
     let start = Instant::now();
-    let graph = arguments.batches.of(graph)?;
+    let batches = arguments.batches;
+    let sized = batches.sized(graph)?;
+    let graph = match batches.decides() {
+        true => batches.accumulated(sized.clone())?,
+        false => batches.accumulated(batches.split(sized.clone())?)?,
+    };
     let building = start.elapsed().as_secs_f64();
     let results = [("--output", arguments.output.as_ref()), ("--svg", arguments.svg.as_ref())];
     places::distinct(&results, &input::files(&arguments.graph)?)?;
     let machine = arguments.on.machine(is_step)?;
     interrupt::listen();
-    let subject = Subject {
-        folder: &arguments.graph,
-        source: &Source::default(),
-        budget: &arguments.budget,
-        planner: arguments.search.planner,
-        tier: arguments.on.tier(),
-        batches: arguments.batches,
-    };
-    let profile = match is_step {
-        true => Profile::measured(
-            &graph,
-            &machine,
-            &calls::of_step(&graph, &machine, arguments.costs, &subject),
-        ),
-        false => Profile::new(&graph, &machine),
+    let whole_graph = graph.clone();
+    let division = Division {
+        graph: &|parts| {
+            let batches = batches.decides().then(|| batches.in_parts(parts))?;
+            batches.accumulated(batches.split(sized.clone()).ok()?).ok()
+        },
+        profile: &|parts, graph| {
+            // What could not be measured of the step as it is cannot be of its parts.
+            let known = calls::known(&machine);
+            if parts != Parts::WHOLE && !known.covers(&whole_graph) {
+                return Profile::measured(graph, &machine, &known);
+            }
+            let batches = if batches.decides() { batches.in_parts(parts) } else { batches };
+            arguments.profile(graph, is_step, &machine, batches)
+        },
     };
     let start = Instant::now();
     let effort = arguments.search.effort();
     let task = FitTask { machine: &machine, budget, beside: Bytes::ZERO, planner, effort };
-    let planned =
-        progress::during("planning", effort.deadline, || fit_graph(&graph, &profile, &task));
+    let fitted =
+        progress::during("planning", effort.deadline, || fit_divided(graph, division, &task));
+    let Divided { parts, graph, profile, planned, whole } = fitted;
     let planned = match planned {
         Ok(planned) => planned,
         Err(error) => {
             let refused = (&error, arguments.json);
             let more = arguments.details.of_refusal(&graph, &profile, planner, refused)?;
             let error = Failure::from(error);
+            let error = match parts {
+                Parts::WHOLE => error,
+                parts => {
+                    error.context(format!("in {} chunks, as with --split {parts}", parts.chunks))
+                }
+            };
             return match more {
                 Some(more) => Ok(conclusion::refuse(&error, Some(more))),
                 None => Err(error),
@@ -169,8 +182,14 @@ pub fn plan(arguments: &Arguments) -> Result<ExitCode> {
     };
     let seconds = Seconds(start.elapsed().as_secs_f64());
     let details = arguments.details.of_plan(&graph, &profile, planner, &planned)?;
+    let divided = (parts != Parts::WHOLE).then(|| Chunked {
+        parts,
+        product: divided_at(&sized).unwrap_or_default(),
+        calls: profile.total(&graph.compute_nodes()),
+    });
+    let whole = whole.as_ref().unwrap_or(&planned.unplanned);
     let (graph, machine, planned) = (&graph, &machine, &planned);
-    let answer = Answer { arguments, graph, machine, planned, building, seconds };
+    let answer = Answer { arguments, graph, machine, planned, whole, divided, building, seconds };
     let written = answer.write(&profile)?;
     let code = interrupt::code();
     if arguments.json {
@@ -186,12 +205,54 @@ pub fn plan(arguments: &Arguments) -> Result<ExitCode> {
     Ok(code)
 }
 
+impl Arguments {
+    /// What the calls of a step of these batches cost; as `train` would measure them, if it is one
+    /// that can be trained.
+    fn profile(
+        &self,
+        graph: &Graph,
+        is_step: bool,
+        machine: &Machine,
+        batches: Batches,
+    ) -> Profile {
+        let subject = Subject {
+            folder: &self.graph,
+            source: &Source::default(),
+            budget: &self.budget,
+            planner: self.search.planner,
+            tier: self.on.tier(),
+            batches,
+        };
+        match is_step {
+            true => {
+                let seconds = calls::of_step(graph, machine, self.costs, &subject);
+                Profile::measured(graph, machine, &seconds)
+            }
+            false => Profile::new(graph, machine),
+        }
+    }
+}
+
+/// A part of the step in chunks.
+struct Chunked {
+    /// How many, and how sums are made.
+    parts: Parts,
+    /// The product that it begins with.
+    product: String,
+    /// The time of all calls, each run once.
+    calls: Seconds,
+}
+
 /// A plan, and what is said of it.
 struct Answer<'a> {
     arguments: &'a Arguments,
     graph: &'a Graph,
     machine: &'a Machine,
     planned: &'a FittedGraph,
+    /// The step as it is, unplanned.
+    whole: &'a Fitted,
+    /// How it is divided, if the planner decided that it is.
+    divided: Option<Chunked>,
     /// Time to make one graph of all micro-batches, in seconds.
     building: f64,
     /// Time to plan it.
@@ -210,7 +271,7 @@ impl Answer<'_> {
         }
         if let Some(path) = &arguments.svg {
             let title = format!("Memory over one training step of {}", graph.name());
-            let (unplanned, timeline) = (planned.unplanned.timeline(), planned.fitted.timeline());
+            let (unplanned, timeline) = (self.whole.timeline(), planned.fitted.timeline());
             let drawn = tightfit_report::memory_svg(&title, unplanned, timeline, planned.budget);
             written.write(path, drawn.as_bytes(), "a drawing")?;
         }
@@ -218,14 +279,14 @@ impl Answer<'_> {
     }
 
     fn figures(&self) -> Figures {
-        Figures::of(&self.planned.fitted, self.planned.unplanned.timeline().seconds)
+        Figures::of(&self.planned.fitted, self.whole.timeline().seconds)
     }
 
     /// As one object; `floor` is the work of the planner that no deadline cuts short.
     fn json(&self, floor: Option<u64>) -> Value {
         let &Answer { graph, machine, planned, .. } = self;
         let (schedule, timeline) = (planned.fitted.schedule(), planned.fitted.timeline());
-        let unplanned = planned.unplanned.timeline();
+        let unplanned = self.whole.timeline();
         let Figures { overhead, gap, .. } = self.figures();
         let bound = planned.fitted.bound();
         let mut result = json!({
@@ -246,6 +307,7 @@ impl Answer<'_> {
             "bound_step_seconds": bound.map(|bound| bound.seconds),
             "bound_order": bound.map(|bound| bound.class.order.name()),
             "gap": gap,
+            "split": self.divided.as_ref().map(|divided| divided.parts.to_string()),
             "recomputed_nodes": schedule.recomputed(),
             "building_seconds": self.building,
             "planning_seconds": self.seconds,
@@ -288,7 +350,7 @@ impl Answer<'_> {
     fn print_memory(&self, budget: Budget) -> output::Printed {
         let &Answer { graph, planned, .. } = self;
         let (schedule, timeline) = (planned.fitted.schedule(), planned.fitted.timeline());
-        let unplanned = planned.unplanned.timeline();
+        let unplanned = self.whole.timeline();
         let with_process = match planned.reserve.total() {
             Bytes::ZERO => String::new(),
             reserve => format!("; {} with base and packing", unplanned.peak + reserve),
@@ -328,11 +390,21 @@ impl Answer<'_> {
             "{} calls run again; {} instead of {} (predicted; planner {}{}, {:.0} ms)",
             schedule.recomputed(),
             output::milliseconds(timeline.seconds),
-            output::milliseconds(planned.unplanned.timeline().seconds),
+            output::milliseconds(self.whole.timeline().seconds),
             schedule.planner,
             adopted.map_or(String::new(), |rule| format!(", which took {}'s plan", rule.name())),
             self.seconds.0 * 1e3
         )?;
+        if let Some(Chunked { parts, product, calls }) = &self.divided {
+            row!(
+                "split",
+                format!("{} chunks", parts.chunks),
+                "of rows of `{product}` and what follows, as with --split {parts}; the calls take \
+                 {} instead of {}",
+                output::milliseconds(*calls),
+                output::milliseconds(self.whole.timeline().seconds)
+            )?;
+        }
         if let Some(moves) = Moves::of(schedule, timeline).words() {
             row!("moved", "", "{moves}")?;
         }
@@ -340,6 +412,10 @@ impl Answer<'_> {
         let whose = match bound.class.order {
             BoundOrder::Given => "no schedule that keeps this order is faster",
             BoundOrder::Any => "no schedule is faster than this",
+        };
+        let whose = match &self.divided {
+            Some(divided) => format!("in {} chunks, {whose}", divided.parts.chunks),
+            None => whose.to_string(),
         };
         let least = output::percent(overhead - gap);
         // Every node runs, so only rounding can put a bound below the unplanned step.

@@ -12,7 +12,7 @@ use tightfit::pipeline::{
 };
 use tightfit::sharded::ShardingError;
 use tightfit::sizes::{Dimension, SizeError, resized};
-use tightfit::split::{SplitError, split};
+use tightfit::split::{Parts, SplitError, split};
 
 use crate::step::{Part, Step};
 use crate::transport::Route;
@@ -85,8 +85,8 @@ impl Step {
     ///
     /// # Errors
     /// [`SplitError`] if the loss of the training graph cannot be divided.
-    pub fn split(mut self, chunks: u64) -> Result<Step, SplitError> {
-        self.training = split(&self.training, chunks)?;
+    pub fn split(mut self, parts: Parts) -> Result<Step, SplitError> {
+        self.training = split(&self.training, parts)?;
         self.part = Part::whole(&self.training);
         Ok(self)
     }

@@ -1,24 +1,38 @@
-//! Writes a step whose loss is computed in chunks. Invariant: what a chunk's call makes is what its
-//! operator derives from its inputs; all other calls are as before, and those that need nothing of
-//! the loss come before it.
+//! Writes a step of which a part is computed in chunks of rows. Invariant: what a chunk's call
+//! makes is what its operator derives from its inputs; all other calls are as before, and those
+//! that need nothing of the part come before it.
 
-use std::collections::HashMap;
+mod results;
+
+use std::collections::{HashMap, HashSet};
 
 use cranelift_entity::SecondaryMap;
 
 use crate::graph::{Graph, Node};
 use crate::id::{NodeId, ValueId};
-use crate::operator::Operator;
+use crate::operator::{Operator, Output};
 use crate::split::SplitError;
-use crate::split::head::{Head, Role};
-use crate::split::writer::{Call, Writer, unknown};
-use crate::tensor::{Argument, DType};
+use crate::split::along::{Along, Piece, Written, is_transposed, with_rows};
+use crate::split::region::Region;
+use crate::split::span::Span;
+use crate::split::writer::{Call, Writer};
+use crate::tensor::Argument;
+use crate::units::Flops;
 
 /// Writes the step.
 pub struct Emitter<'a> {
     graph: &'a Graph,
-    head: &'a Head,
+    region: &'a Region,
     writer: Writer<'a>,
+    /// What others read of the part, and the views of it that they read.
+    leaving: HashSet<ValueId>,
+    shown: Vec<NodeId>,
+    /// Values from outside whose rows lie along one dimension, if that had to be made so.
+    flat: HashMap<ValueId, ValueId>,
+    /// Sums over the rows of all chunks so far, and what has their rows in place of its own.
+    totals: HashMap<ValueId, ValueId>,
+    /// Narrow rows of each chunk so far.
+    kept: HashMap<ValueId, Vec<ValueId>>,
 }
 
 /// What was made of the rows of one chunk.
@@ -26,47 +40,68 @@ struct Chunk {
     number: usize,
     first: u64,
     end: u64,
-    /// What stands for each wide value.
-    wide: HashMap<ValueId, ValueId>,
-    /// Parts of narrow tensors, by the value and the dimension that is cut.
+    /// What stands for each value of the part.
+    made: HashMap<ValueId, ValueId>,
+    /// Parts of values from outside, by the value and the dimension that is cut.
     parts: HashMap<(ValueId, usize), ValueId>,
 }
 
-/// What concerns all rows of the targets.
-struct Targets {
-    /// The class of each row; the first one where none counts.
-    classes: ValueId,
-    /// The first class of each row that counts, and what is ignored elsewhere.
-    first: ValueId,
-    /// How many rows count.
-    total: ValueId,
-}
-
 impl<'a> Emitter<'a> {
-    pub fn new(graph: &'a Graph, head: &'a Head) -> Emitter<'a> {
-        Emitter { graph, head, writer: Writer::new(graph) }
+    pub fn new(graph: &'a Graph, region: &'a Region) -> Emitter<'a> {
+        let others = graph.nodes().iter().filter(|(id, _)| !region.calls.contains_key(id));
+        let read = others.flat_map(|(_, node)| &node.inputs).chain(graph.outputs());
+        let mut leaving: HashSet<ValueId> = read.copied().collect();
+        // A view that others read is made again, of what it shows.
+        let mut shown = Vec::new();
+        for &id in region.calls.keys().rev() {
+            let node = &graph.nodes()[id];
+            let mut outputs = node.outputs.iter().flatten();
+            if is_view(graph, node) && outputs.any(|output| leaving.remove(output)) {
+                leaving.extend(&node.inputs);
+                shown.push(id);
+            }
+        }
+        Emitter {
+            graph,
+            region,
+            writer: Writer::new(graph),
+            leaving,
+            shown,
+            flat: HashMap::new(),
+            totals: HashMap::new(),
+            kept: HashMap::new(),
+        }
     }
 
     /// The step in chunks between these borders.
     pub fn split(mut self, borders: &[u64]) -> Result<Graph, SplitError> {
         let (before, after) = self.around();
         before.iter().for_each(|&id| self.writer.copy(id));
-        self.head_in_chunks(borders)?;
-        after.iter().for_each(|&id| self.writer.copy(id));
+        for (number, ends) in borders.windows(2).enumerate() {
+            let (made, parts) = (HashMap::new(), HashMap::new());
+            let mut chunk = Chunk { number, first: ends[0], end: ends[1], made, parts };
+            for (&id, along) in &self.region.calls {
+                self.call(id, along, &mut chunk)?;
+            }
+        }
+        for &id in self.region.calls.keys() {
+            self.leave(id)?;
+        }
+        let shown = std::mem::take(&mut self.shown);
+        shown.iter().rev().chain(&after).for_each(|&id| self.writer.copy(id));
         self.writer.finish()
     }
 
-    /// The calls that need nothing of the loss and are made before its last one, and all others.
+    /// The calls that need nothing of the part and are made before its last one, and all others.
     fn around(&self) -> (Vec<NodeId>, Vec<NodeId>) {
-        let mut is_in: SecondaryMap<NodeId, bool> = SecondaryMap::new();
-        self.head.calls.iter().for_each(|&(id, _)| is_in[id] = true);
-        let last = self.head.calls.last().map(|&(id, _)| id);
-        let mut depends = is_in.clone();
+        let is_in = |id: &NodeId| self.region.calls.contains_key(id);
+        let last = self.region.calls.last_key_value().map(|(&id, _)| id);
+        let mut depends: SecondaryMap<NodeId, bool> = SecondaryMap::new();
         let (mut before, mut after) = (Vec::new(), Vec::new());
         for (id, node) in self.graph.nodes() {
             let mut inputs = node.inputs.iter().map(|&value| self.graph.values()[value].producer);
-            depends[id] |= inputs.any(|producer| depends[producer]);
-            match is_in[id] {
+            depends[id] = is_in(&id) || inputs.any(|producer| depends[producer]);
+            match is_in(&id) {
                 true => {}
                 false if depends[id] || Some(id) > last => after.push(id),
                 false => before.push(id),
@@ -75,249 +110,202 @@ impl<'a> Emitter<'a> {
         (before, after)
     }
 
-    fn head_in_chunks(&mut self, borders: &[u64]) -> Result<(), SplitError> {
-        let (graph, head) = (self.graph, self.head);
-        let loss = &graph.nodes()[head.loss];
-        let targets = self.targets(loss)?;
-        let mut totals: HashMap<NodeId, ValueId> = HashMap::new();
-        let mut kept: HashMap<NodeId, Vec<ValueId>> = HashMap::new();
-        for (number, ends) in borders.windows(2).enumerate() {
-            let (first, end) = (ends[0], ends[1]);
-            let (wide, parts) = (HashMap::new(), HashMap::new());
-            let mut chunk = Chunk { number, first, end, wide, parts };
-            for &(id, role) in &head.calls {
-                let node = &graph.nodes()[id];
-                match role {
-                    Role::Shown => {
-                        let shown = chunk.wide[&node.inputs[0]];
-                        chunk.wide.extend(node.outputs.iter().flatten().map(|&it| (it, shown)));
-                    }
-                    Role::Exchanged => {
-                        let order = Argument::List(vec![Argument::Int(1), Argument::Int(0)]);
-                        let args = vec![Argument::Value(chunk.wide[&node.inputs[0]]), order];
-                        let call = chunk.call(node, "aten.permute.default", args);
-                        let made = self.writer.first(call)?;
-                        self.writer.stand_for(id);
-                        chunk.wide.extend(node.outputs.iter().flatten().map(|&it| (it, made)));
-                    }
-                    Role::Loss => {
-                        let picked = self.picked(node, &chunk, targets.classes)?;
-                        self.writer.stand_for(id);
-                        kept.entry(id).or_default().push(picked);
-                    }
-                    Role::Rows | Role::Kept => {
-                        let made = self.rows(id, &mut chunk, &targets)?;
-                        self.writer.stand_for(id);
-                        match role {
-                            Role::Kept => kept.entry(id).or_default().push(made),
-                            _ => {
-                                let outputs = node.outputs.iter().flatten();
-                                chunk.wide.extend(outputs.map(|&it| (it, made)));
-                            }
-                        }
-                    }
-                    Role::Term => {
-                        let total = self.term(node, &mut chunk, totals.get(&id).copied())?;
-                        totals.insert(id, total);
-                    }
-                }
-            }
-        }
-        for &(id, role) in &head.calls {
-            let node = &graph.nodes()[id];
-            match role {
-                Role::Kept => {
-                    let made = self.joined(node, &kept[&id])?;
-                    self.writer.stand(node, 0, made);
-                }
-                Role::Term => self.writer.stand(node, 0, totals[&id]),
-                Role::Loss => {
-                    let picked = self.joined(node, &kept[&id])?;
-                    self.reduced(node, picked, &targets)?;
-                }
-                Role::Rows | Role::Shown | Role::Exchanged => {}
-            }
-        }
-        Ok(())
-    }
-
-    /// The targets of all rows, without those that are ignored.
-    fn targets(&mut self, loss: &Node) -> Result<Targets, SplitError> {
-        let target = Argument::Value(self.before(values_of(loss)[1], loss)?);
-        let ignored = loss.args[4].clone();
-        let named = |what: &str, op, args| Call {
-            name: format!("{}.{what}", loss.name),
-            op,
-            args,
-            of: loss,
-        };
-        let whole = |number: Argument| vec![Argument::List(Vec::new()), number];
-        let integer = DType::I64;
-        let counts = self.writer.first(named(
-            "counts",
-            "aten.ne.Scalar",
-            vec![target.clone(), ignored.clone()],
-        ))?;
-        let zero = self
-            .writer
-            .full(named("zero", "aten.full.default", whole(Argument::Int(0))), integer)?;
-        let none = self.writer.full(named("none", "aten.full.default", whole(ignored)), integer)?;
-        let [counts, zero, none] = [counts, zero, none].map(Argument::Value);
-        let args = vec![counts.clone(), target, zero.clone()];
-        let classes = self.writer.first(named("classes", "aten.where.self", args))?;
-        let first =
-            self.writer.first(named("first", "aten.where.self", vec![counts, zero, none]))?;
-        let float = self.graph.values()[values_of(loss)[0]].tensor.dtype;
-        let rows = Argument::Int(self.head.rows.cast_signed());
-        let size = vec![Argument::List(vec![rows, Argument::Int(1)]), Argument::Float(0.0)];
-        let nothing = self.writer.full(named("nothing", "aten.full.default", size), float)?;
-        let args = reduction(loss, nothing, first);
-        let made = self.writer.make(named("total", LOSS, args), &[], &[true, true])?;
-        Ok(Targets { classes, first, total: made[1].expect("it was asked for") })
-    }
-
-    /// What the loss picks of each row of a chunk.
-    fn picked(
-        &mut self,
-        loss: &Node,
-        chunk: &Chunk,
-        classes: ValueId,
-    ) -> Result<ValueId, SplitError> {
-        let call = chunk.slice(format!("{}.classes", loss.name), classes, 0, loss);
-        let classes = self.writer.first(call)?;
-        let column = Argument::Int(1);
-        let args = vec![Argument::Value(classes), column.clone()];
-        let index =
-            self.writer.first(chunk.called(loss, "index", "aten.unsqueeze.default", args))?;
-        let logarithms = chunk.wide[&values_of(loss)[0]];
-        let args = vec![Argument::Value(logarithms), column, Argument::Value(index)];
-        self.writer.first(chunk.called(loss, "picked", "aten.gather.default", args))
-    }
-
-    /// The loss of what was picked of all rows.
-    fn reduced(
-        &mut self,
-        loss: &Node,
-        picked: ValueId,
-        targets: &Targets,
-    ) -> Result<(), SplitError> {
-        let call = Call {
-            name: loss.name.clone(),
-            op: LOSS,
-            args: reduction(loss, picked, targets.first),
-            of: loss,
-        };
-        let made = self.writer.make(call, &[], &[true, false])?;
-        self.writer.stand(loss, 0, made[0].expect("it was asked for"));
-        self.writer.stand(loss, 1, targets.total);
-        Ok(())
-    }
-
     /// A call on the rows of a chunk.
-    fn rows(
-        &mut self,
-        id: NodeId,
-        chunk: &mut Chunk,
-        targets: &Targets,
-    ) -> Result<ValueId, SplitError> {
-        let (graph, node) = (self.graph, &self.graph.nodes()[id]);
-        let operator = node.operator.ok_or_else(|| unknown(node))?;
-        let total = graph.nodes()[self.head.loss].outputs.get(1).copied().flatten();
-        let mut stands: HashMap<ValueId, ValueId> = HashMap::new();
-        for (position, argument) in node.args.iter().enumerate() {
-            for value in argument.values() {
-                let made = match chunk.wide.get(&value) {
-                    Some(&made) => made,
-                    None if Some(value) == total => targets.total,
-                    None if OF_ROWS.contains(&(operator, position)) => {
-                        self.part(chunk, value, 0, node)?
-                    }
-                    None => self.before(value, node)?,
-                };
-                stands.insert(value, made);
+    fn call(&mut self, id: NodeId, along: &Along, chunk: &mut Chunk) -> Result<(), SplitError> {
+        let node = &self.graph.nodes()[id];
+        if along.form != Written::Call {
+            return self.view(id, along, chunk);
+        }
+        let args = self.arguments(node, along, chunk)?;
+        if let (Some(Operator::Mm), &[Some(output)], [Piece::Term]) =
+            (node.operator, &node.outputs[..], &along.outputs[..])
+            && !self.is_short(output)
+        {
+            return self.continued_product(id, output, args, chunk);
+        }
+        let made = self.made(node, along, args, chunk)?;
+        self.writer.stand_for(id);
+        for ((output, piece), made) in node.outputs.iter().zip(&along.outputs).zip(made) {
+            let (&Some(output), Some(made)) = (output, made) else { continue };
+            match piece {
+                Piece::Rows(_) => self.keep(node, output, made, chunk)?,
+                Piece::Term => self.add(node, output, made, chunk)?,
+                Piece::Unused => {}
             }
         }
-        let renamed = |value: ValueId| stands[&value];
-        let args = node.args.iter().map(|argument| argument.renamed(&renamed)).collect();
-        let call = chunk.call(node, operator.name(), args);
-        self.writer.first(call)
+        Ok(())
     }
 
-    /// A product over the rows of a chunk, added to the total of those before.
-    fn term(
+    /// A view of the rows of a chunk.
+    fn view(&mut self, id: NodeId, along: &Along, chunk: &mut Chunk) -> Result<(), SplitError> {
+        let node = &self.graph.nodes()[id];
+        let (from, span) = (node.inputs[0], along.arguments.iter().copied().flatten().next());
+        let mut shown = self.rows_of(from, span, chunk, node)?;
+        let (Some(&Some(to)), [Piece::Rows(span)]) = (node.outputs.first(), &along.outputs[..])
+        else {
+            return Ok(());
+        };
+        if along.form == Written::View {
+            let shape = &self.graph.values()[to].tensor.shape;
+            let size = sizes(&span.flat(shape, chunk.end - chunk.first));
+            let args = vec![Argument::Value(shown), size];
+            shown = self.writer.first(chunk.call(node, "aten.view.default", args))?;
+            self.writer.stand_for(id);
+        }
+        self.keep(node, to, shown, chunk)
+    }
+
+    /// What a call makes of arguments for the rows of a chunk.
+    fn made(
         &mut self,
         node: &Node,
-        chunk: &mut Chunk,
-        total: Option<ValueId>,
-    ) -> Result<ValueId, SplitError> {
-        let mut args: Vec<Argument> = total.map(Argument::Value).into_iter().collect();
-        // Rows are the columns of the left operand.
-        for (position, value) in values_of(node).into_iter().enumerate() {
-            let made = match chunk.wide.get(&value) {
-                Some(&made) => made,
-                None => self.part(chunk, value, 1 - position, node)?,
-            };
-            args.push(Argument::Value(made));
+        along: &Along,
+        mut args: Vec<Argument>,
+        chunk: &Chunk,
+    ) -> Result<Vec<Option<ValueId>>, SplitError> {
+        let used: Vec<bool> = node.outputs.iter().map(Option::is_some).collect();
+        if let Some(operator) = node.operator {
+            return self.writer.make(chunk.call(node, operator.name(), args), &[], &used);
         }
-        let op = if total.is_some() { "aten.addmm.default" } else { "aten.mm.default" };
-        self.writer.first(chunk.call(node, op, args))
+        if is_transposed(node) {
+            args.push(Argument::List(vec![Argument::Int(1), Argument::Int(0)]));
+            return self.writer.make(chunk.call(node, "aten.permute.default", args), &[], &used);
+        }
+        let rows = chunk.end - chunk.first;
+        let output = |(output, piece): (&Option<ValueId>, &Piece)| {
+            let tensor = &self.graph.values()[(*output)?].tensor;
+            let shape = match piece {
+                Piece::Rows(span) => span.flat(&tensor.shape, rows),
+                Piece::Term | Piece::Unused => tensor.shape.clone(),
+            };
+            Some(Output::computed(&shape, tensor.dtype))
+        };
+        let outputs = node.outputs.iter().zip(&along.outputs).map(output).collect();
+        let share = u128::from(node.flops.0) * u128::from(rows) / u128::from(self.region.rows);
+        let flops = Flops(u64::try_from(share).unwrap_or(u64::MAX));
+        Ok(self.writer.foreign(chunk.call(node, &node.op, args), outputs, flops))
     }
 
-    /// The rows of a chunk of a narrow value of the graph, along a dimension.
+    /// The arguments of a call for the rows of a chunk.
+    fn arguments(
+        &mut self,
+        node: &Node,
+        along: &Along,
+        chunk: &mut Chunk,
+    ) -> Result<Vec<Argument>, SplitError> {
+        let mut args = Vec::new();
+        for (argument, &span) in node.args.iter().zip(&along.arguments) {
+            let mut stands: HashMap<ValueId, ValueId> = HashMap::new();
+            for value in argument.values() {
+                stands.insert(value, self.rows_of(value, span, chunk, node)?);
+            }
+            args.push(argument.renamed(&|value| stands[&value]));
+        }
+        along.renumber(self.graph, node, &mut args)?;
+        for &(argument, item, count) in &along.literals {
+            with_rows(&mut args[argument], item, count, chunk.end - chunk.first);
+        }
+        Ok(args)
+    }
+
+    /// What a call of a chunk reads: the chunk's rows, or all of it where its rows lie nowhere.
+    fn rows_of(
+        &mut self,
+        value: ValueId,
+        span: Option<Span>,
+        chunk: &mut Chunk,
+        reader: &Node,
+    ) -> Result<ValueId, SplitError> {
+        match (chunk.made.get(&value), span) {
+            (Some(&made), _) => Ok(made),
+            (None, Some(span)) => self.part(chunk, value, span, reader),
+            (None, None) => self.before(value, reader),
+        }
+    }
+
+    /// The rows of a chunk of a value from outside.
     fn part(
         &mut self,
         chunk: &mut Chunk,
         value: ValueId,
-        dim: usize,
+        span: Span,
         reader: &Node,
     ) -> Result<ValueId, SplitError> {
-        if let Some(&made) = chunk.parts.get(&(value, dim)) {
+        if let Some(&made) = chunk.parts.get(&(value, span.first)) {
             return Ok(made);
         }
-        let whole = self.before(value, reader)?;
+        if let Some(&whole) = self.totals.get(&value) {
+            return self.slice(chunk, (value, whole), span, reader);
+        }
+        let whole = self.flat(value, span, reader)?;
+        self.slice(chunk, (value, whole), span, reader)
+    }
+
+    /// The rows of a chunk of what stands for a value.
+    fn slice(
+        &mut self,
+        chunk: &mut Chunk,
+        (value, whole): (ValueId, ValueId),
+        span: Span,
+        reader: &Node,
+    ) -> Result<ValueId, SplitError> {
         let producer = &self.graph.nodes()[self.graph.values()[value].producer];
         let place = producer.outputs.iter().position(|&output| output == Some(value)).unwrap_or(0);
-        let of = ["", ".columns"][dim.min(1)];
+        let of = ["", ".columns"][span.first.min(1)];
         let of = if place == 0 { of.to_string() } else { format!(".{place}{of}") };
-        let call = chunk.slice(format!("{}{of}", producer.name), whole, dim, reader);
-        let made = self.writer.first(call)?;
-        chunk.parts.insert((value, dim), made);
+        let number = |number: u64| Argument::Int(number.cast_signed());
+        let args = vec![
+            Argument::Value(whole),
+            number(span.first as u64),
+            number(chunk.first),
+            number(chunk.end),
+        ];
+        let name = format!("{}{of}.chunk{}", producer.name, chunk.number);
+        let made = self.writer.first(Call::new(name, "aten.slice.Tensor", args, reader))?;
+        chunk.parts.insert((value, span.first), made);
         Ok(made)
     }
 
-    /// What stands for a value that must be there before the loss is.
+    /// A value from outside with its rows along one dimension.
+    fn flat(&mut self, value: ValueId, span: Span, reader: &Node) -> Result<ValueId, SplitError> {
+        let whole = self.before(value, reader)?;
+        if span.dims == 1 {
+            return Ok(whole);
+        }
+        if let Some(&flat) = self.flat.get(&value) {
+            return Ok(flat);
+        }
+        let tensor = &self.graph.values()[value].tensor;
+        if !tensor.contiguous {
+            return Err(SplitError::Unsuited {
+                node: reader.name.clone(),
+                why: "reads rows that do not lie in order",
+            });
+        }
+        let producer = &self.graph.nodes()[self.graph.values()[value].producer];
+        let args = vec![Argument::Value(whole), sizes(&span.flat(&tensor.shape, self.region.rows))];
+        let name = format!("{}.rows", producer.name);
+        let flat = self.writer.first(Call::new(name, "aten.view.default", args, reader))?;
+        self.flat.insert(value, flat);
+        Ok(flat)
+    }
+
+    /// What stands for a value that must be there before the part is computed.
     fn before(&self, value: ValueId, reader: &Node) -> Result<ValueId, SplitError> {
         self.writer.stands(value).ok_or_else(|| SplitError::Unsuited {
             node: reader.name.clone(),
-            why: "needs the loss of all rows before there is one",
+            why: "needs all rows before the rest is computed",
         })
-    }
-
-    /// Rows of all chunks as one.
-    fn joined(&mut self, node: &Node, parts: &[ValueId]) -> Result<ValueId, SplitError> {
-        let parts = parts.iter().map(|&part| Argument::Value(part)).collect();
-        let name = if node.op == LOSS { format!("{}.rows", node.name) } else { node.name.clone() };
-        let args = vec![Argument::List(parts), Argument::Int(0)];
-        self.writer.first(Call { name, op: "aten.cat.default", args, of: node })
     }
 }
 
 impl Chunk {
     /// A call of this chunk that stands for another one.
-    fn call<'n>(&self, of: &'n Node, op: &'static str, args: Vec<Argument>) -> Call<'n> {
-        Call { name: format!("{}.chunk{}", of.name, self.number), op, args, of }
+    fn call<'n>(&self, of: &'n Node, op: &'n str, args: Vec<Argument>) -> Call<'n> {
+        Call::new(format!("{}.chunk{}", of.name, self.number), op, args, of)
     }
 
-    /// The rows of this chunk, along a dimension.
-    fn slice<'n>(&self, name: String, of: ValueId, dim: usize, reader: &'n Node) -> Call<'n> {
-        let number = |number: u64| Argument::Int(number.cast_signed());
-        let args =
-            vec![Argument::Value(of), number(dim as u64), number(self.first), number(self.end)];
-        let name = format!("{name}.chunk{}", self.number);
-        Call { name, op: "aten.slice.Tensor", args, of: reader }
-    }
-
-    /// A call that prepares one.
+    /// A call that goes with it.
     fn called<'n>(
         &self,
         of: &'n Node,
@@ -325,21 +313,18 @@ impl Chunk {
         op: &'static str,
         args: Vec<Argument>,
     ) -> Call<'n> {
-        Call { name: format!("{}.{what}.chunk{}", of.name, self.number), op, args, of }
+        Call::new(format!("{}.{what}.chunk{}", of.name, self.number), op, args, of)
     }
 }
 
-const LOSS: &str = "aten.nll_loss_forward.default";
-/// Arguments with a row for each target: of the product that makes the logits, and the targets.
-const OF_ROWS: [(Operator, usize); 2] = [(Operator::Mm, 0), (Operator::NllLossBackward, 2)];
-
-/// The arguments of a loss like another one.
-fn reduction(loss: &Node, of: ValueId, targets: ValueId) -> Vec<Argument> {
-    let rest = loss.args[2..].iter().cloned();
-    [Argument::Value(of), Argument::Value(targets)].into_iter().chain(rest).collect()
+/// Whether a call shows what it reads.
+fn is_view(graph: &Graph, node: &Node) -> bool {
+    let storage = |value: ValueId| graph.values()[value].storage;
+    let mut outputs = node.outputs.iter().flatten();
+    outputs.any(|&output| node.inputs.iter().any(|&input| storage(input) == storage(output)))
 }
 
-/// The tensors among the arguments.
-fn values_of(node: &Node) -> Vec<ValueId> {
-    node.args.iter().flat_map(Argument::values).collect()
+/// Extents as an argument.
+fn sizes(shape: &[u64]) -> Argument {
+    Argument::List(shape.iter().map(|&extent| Argument::Int(extent.cast_signed())).collect())
 }

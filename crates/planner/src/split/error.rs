@@ -1,4 +1,4 @@
-//! Why a loss cannot be computed in chunks. Invariant: each cause names the node that it is about.
+//! Why a step cannot be computed in chunks. Invariant: each cause names the node that it is about.
 
 use thiserror::Error;
 
@@ -6,18 +6,20 @@ use crate::exit::coded;
 use crate::graph::GraphError;
 use crate::operator::Unsuited;
 
-/// Why a loss cannot be computed in chunks.
+/// A text that does not say how a step is divided.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[error("give `off`, a number of chunks from 2 to 65536, or that and `:totals`, as in `8:totals`")]
+pub struct NotParts;
+
+/// Why a step cannot be computed in chunks.
 #[derive(Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum SplitError {
-    /// There is no loss of rows of classes.
-    #[error(
-        "no loss can be computed in chunks: the step has no `aten.nll_loss_forward` of a matrix \
-         with one row for each target, with a mean or a sum and without weights of the classes"
-    )]
-    NoLoss,
-    /// A call on the way is none of those that are known.
-    #[error("the loss cannot be computed in chunks: node `{node}` {why}")]
+    /// The forward pass has no product of matrices.
+    #[error("nothing can be computed in chunks: the forward pass has no product of matrices")]
+    NoProduct,
+    /// A call cannot be made for some rows at a time.
+    #[error("the step cannot be computed in chunks: node `{node}` {why}")]
     Unsuited {
         /// The name of the node.
         node: String,
@@ -25,7 +27,10 @@ pub enum SplitError {
         why: &'static str,
     },
     /// There are too few rows.
-    #[error("a loss of {rows} rows cannot be computed in chunks, which have 256 rows or more")]
+    #[error(
+        "{rows} rows are too few for two chunks: each but the last has 256 rows, or a multiple \
+         of that"
+    )]
     Few {
         /// The rows.
         rows: u64,

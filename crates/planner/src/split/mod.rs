@@ -1,45 +1,136 @@
-//! The loss in chunks of rows: logits, their logarithms and their gradient exist for some rows at a
-//! time. Invariant: the step computes what it did. Rows are computed as before; what is summed over
-//! rows, the gradient of the weight that makes the logits, is a running total that each chunk
-//! continues; the loss is reduced at once, over what was picked of each row.
+//! A part of the step in chunks of rows: logits, their logarithms and their gradient exist for some
+//! rows at a time. Invariant: the step computes what it did. Rows are computed as before; what is
+//! summed over rows, the gradient of the weight that makes the logits, is summed at once, or is a
+//! running total that each chunk continues; the loss is reduced at once, over what was picked of
+//! each row. The gradient of a table that is looked up in is computed by columns.
 //!
 //! In an engine whose products sum blocks of [`BLOCK`] rows, borders between chunks are borders of
 //! blocks, so that nothing changes a bit.
 
+mod along;
 mod emit;
 mod error;
-mod head;
+mod loss;
+mod region;
+mod span;
 mod writer;
 
-pub use error::SplitError;
+pub use error::{NotParts, SplitError};
+
+use std::fmt;
+use std::str::FromStr;
 
 use crate::graph::Graph;
 use crate::split::emit::Emitter;
-use crate::split::head::Head;
+use crate::split::region::Region;
 
 /// Borders between chunks are multiples of this many rows; the engine's products sum as many at
 /// once.
 pub const BLOCK: u64 = 256;
+/// The most chunks that can be asked for.
+const MOST: u64 = 1 << 16;
+/// What says on the command line that sums are totals.
+const TOTALS: &str = "totals";
+/// Borders between columns are multiples of this many.
+const COLUMNS: u64 = 64;
 /// A chunk has this many rows or more: with fewer, products are other ones.
 const LEAST: u64 = 16;
 
-/// The step with its largest loss computed in as many chunks of rows, or fewer if there are not
-/// that many blocks of rows. A chunk's calls have the names of the calls that they stand for, with
-/// the number of the chunk.
+/// How sums over the rows are made, such as the products that make gradients of weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sums {
+    /// At once, after the chunks: what they read exists for all rows.
+    AtOnce,
+    /// As a total to which each chunk adds its term.
+    Totals,
+}
+
+/// How a step is divided. Displays as it is written on the command line: `8`, `8:totals`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parts {
+    /// The number of chunks; one: all at once.
+    pub chunks: u64,
+    /// How sums over the rows are made.
+    pub sums: Sums,
+}
+
+impl Parts {
+    /// The step as it is.
+    pub const WHOLE: Parts = Parts { chunks: 1, sums: Sums::AtOnce };
+}
+
+impl fmt::Display for Parts {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.chunks, self.sums) {
+            (1, _) => write!(formatter, "off"),
+            (chunks, Sums::AtOnce) => write!(formatter, "{chunks}"),
+            (chunks, Sums::Totals) => write!(formatter, "{chunks}:{TOTALS}"),
+        }
+    }
+}
+
+impl FromStr for Parts {
+    type Err = NotParts;
+
+    fn from_str(text: &str) -> Result<Parts, NotParts> {
+        let (chunks, sums) = match text.split_once(':') {
+            Some((chunks, TOTALS)) => (chunks, Sums::Totals),
+            Some(_) => return Err(NotParts),
+            None if text == "off" => return Ok(Parts::WHOLE),
+            None => (text, Sums::AtOnce),
+        };
+        let chunks = chunks.parse().ok().filter(|chunks| (2..=MOST).contains(chunks));
+        Ok(Parts { chunks: chunks.ok_or(NotParts)?, sums })
+    }
+}
+
+/// The step with the largest part that can be divided computed in as many chunks of rows, or fewer
+/// if there are not that many blocks of rows, and the gradient of its largest table in as many of
+/// columns. A chunk's calls have the names of the calls that they stand for, with the number of the
+/// chunk.
 ///
 /// # Errors
-/// [`SplitError`] if the step has no loss that can be divided.
-pub fn split(graph: &Graph, chunks: u64) -> Result<Graph, SplitError> {
-    let head = Head::of(graph)?;
-    let borders = borders(head.rows, chunks);
-    if borders.len() <= 2 {
-        return if chunks <= 1 {
-            Ok(graph.clone())
-        } else {
-            Err(SplitError::Few { rows: head.rows })
-        };
+/// [`SplitError`] if nothing can be divided.
+pub fn split(graph: &Graph, parts: Parts) -> Result<Graph, SplitError> {
+    if parts.chunks <= 1 {
+        return Ok(graph.clone());
     }
-    Emitter::new(graph, &head).split(&borders)
+    let rows = by_rows(graph, parts);
+    let divided = rows.as_ref().unwrap_or(graph);
+    match by_columns(divided, parts.chunks) {
+        Some(columns) => columns,
+        None => rows,
+    }
+}
+
+/// The step with the largest part that can be divided by rows.
+fn by_rows(graph: &Graph, parts: Parts) -> Result<Graph, SplitError> {
+    let graph = loss::picked(graph)?;
+    let region = Region::of(&graph, parts.sums)?;
+    let borders = borders(region.rows, parts.chunks);
+    if borders.len() <= 2 {
+        return Err(SplitError::Few { rows: region.rows });
+    }
+    Emitter::new(&graph, &region).split(&borders)
+}
+
+/// The step with the gradient of its largest table by columns, if something becomes of that.
+fn by_columns(graph: &Graph, chunks: u64) -> Option<Result<Graph, SplitError>> {
+    let region = Region::of_table(graph)?;
+    let each = region.rows.div_ceil(chunks).next_multiple_of(COLUMNS);
+    let mut borders: Vec<u64> = (0..region.rows.div_ceil(each)).map(|chunk| chunk * each).collect();
+    borders.push(region.rows);
+    (borders.len() > 2).then(|| Emitter::new(graph, &region).split(&borders))
+}
+
+/// The name of the product of which [`split`] makes some rows at a time.
+///
+/// # Errors
+/// [`SplitError`] if nothing can be divided.
+pub fn divided_at(graph: &Graph) -> Result<String, SplitError> {
+    let graph = loss::picked(graph)?;
+    let region = Region::of(&graph, Sums::AtOnce)?;
+    Ok(graph.nodes()[region.product].name.clone())
 }
 
 /// Where chunks begin, and where the last one ends.
@@ -56,6 +147,16 @@ fn borders(rows: u64, chunks: u64) -> Vec<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_are_written_as_they_are_read() {
+        for text in ["off", "2", "8:totals", "65536"] {
+            assert_eq!(text.parse::<Parts>().unwrap().to_string(), text);
+        }
+        for text in ["", "1", "0", "-2", "8:", "8:sums", "off:totals", "65537"] {
+            assert_eq!(text.parse::<Parts>(), Err(NotParts), "{text}");
+        }
+    }
 
     #[test]
     fn chunks_end_at_blocks_and_none_is_small() {

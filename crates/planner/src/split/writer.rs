@@ -34,12 +34,45 @@ pub struct Writer<'a> {
     last: Option<NodeId>,
 }
 
-/// A call to be made: its name, its operator, its arguments, and the call that it stands for.
+/// A call to be made.
 pub struct Call<'n> {
+    /// Its name.
     pub name: String,
-    pub op: &'static str,
+    /// Its operator.
+    pub op: &'n str,
+    /// Its arguments.
     pub args: Vec<Argument>,
+    /// The call that it stands for, or goes with.
     pub of: &'n Node,
+    /// What it may overwrite, if that dies with it.
+    pub over: Option<ValueId>,
+}
+
+impl<'n> Call<'n> {
+    /// A call in place of another one, by its name.
+    pub fn named(of: &'n Node, op: &'n str, args: Vec<Argument>) -> Call<'n> {
+        Call::new(of.name.clone(), op, args, of)
+    }
+
+    /// A call with a name of its own.
+    pub fn new(name: String, op: &'n str, args: Vec<Argument>, of: &'n Node) -> Call<'n> {
+        Call { name, op, args, of, over: None }
+    }
+
+    /// The same, which may overwrite a value if that dies with it.
+    pub fn over(self, value: ValueId) -> Call<'n> {
+        Call { over: Some(value), ..self }
+    }
+
+    fn inputs(&self) -> Vec<ValueId> {
+        let mut inputs: Vec<ValueId> = Vec::new();
+        for value in self.args.iter().flat_map(Argument::values) {
+            if !inputs.contains(&value) {
+                inputs.push(value);
+            }
+        }
+        inputs
+    }
 }
 
 impl<'a> Writer<'a> {
@@ -87,8 +120,8 @@ impl<'a> Writer<'a> {
         self.nodes[id] = self.last;
     }
 
-    /// A tensor of one number, of a type.
-    pub fn full(&mut self, call: Call<'_>, dtype: DType) -> Result<ValueId, SplitError> {
+    /// Makes a call whose output is of a type that it is given, and returns that.
+    pub fn typed(&mut self, call: Call<'_>, dtype: DType) -> Result<ValueId, SplitError> {
         let keywords = [("dtype".to_string(), Argument::Text(to_torch(dtype).to_string()))];
         Ok(self.make(call, &keywords, &[true])?[0].expect("it was asked for"))
     }
@@ -105,50 +138,72 @@ impl<'a> Writer<'a> {
         kwargs: &[(String, Argument)],
         used: &[bool],
     ) -> Result<Vec<Option<ValueId>>, SplitError> {
-        let Call { name, op, args, of } = call;
-        let operator = Operator::from_name(op).ok_or_else(|| unknown(of))?;
-        let kwargs =
-            if kwargs.is_empty() && op == of.op { of.kwargs.clone() } else { kwargs.to_vec() };
-        let mut inputs: Vec<ValueId> = Vec::new();
-        for value in args.iter().flat_map(Argument::values) {
-            if !inputs.contains(&value) {
-                inputs.push(value);
-            }
-        }
+        let operator = Operator::from_name(call.op).ok_or_else(|| unknown(call.of))?;
+        let kwargs = match kwargs {
+            [] if call.op == call.of.op => &call.of.kwargs,
+            given => given,
+        };
         let outputs: Vec<Option<ValueId>> = used.iter().map(|_| None).collect();
-        let typed =
-            TypedCall { args: &args, kwargs: &kwargs, outputs: &outputs, types: &self.made };
+        let typed = TypedCall { args: &call.args, kwargs, outputs: &outputs, types: &self.made };
         let row = operator.row();
         let derived = (row.outputs)(&typed)
-            .map_err(|error| SplitError::Call { node: of.name.clone(), error })?;
-        let flops = if of.flops == Flops(0) { of.flops } else { (row.cost.flops)(&typed) };
-        let is_view = derived.iter().any(|output| output.place.is_some());
-        let mut specs = Vec::new();
-        for (output, &used) in derived.iter().zip(used) {
-            let spec = used.then(|| self.placed(output, inputs.first().copied()));
-            specs.push(spec);
-        }
+            .map_err(|error| SplitError::Call { node: call.of.name.clone(), error })?;
+        let flops = (row.cost.flops)(&typed);
+        let derived = derived.into_iter().zip(used).map(|(output, used)| used.then_some(output));
+        Ok(self.write(call, kwargs, derived.collect(), flops))
+    }
+
+    /// Makes a call of an operator that is not in the table, whose used outputs are these.
+    pub fn foreign(
+        &mut self,
+        call: Call<'_>,
+        outputs: Vec<Option<Output>>,
+        flops: Flops,
+    ) -> Vec<Option<ValueId>> {
+        let kwargs = call.of.kwargs.clone();
+        self.write(call, &kwargs, outputs, flops)
+    }
+
+    fn write(
+        &mut self,
+        call: Call<'_>,
+        kwargs: &[(String, Argument)],
+        outputs: Vec<Option<Output>>,
+        flops: Flops,
+    ) -> Vec<Option<ValueId>> {
+        let inputs = call.inputs();
+        let Call { name, op, args, of, over } = call;
+        let is_view = outputs.iter().flatten().any(|output| output.place.is_some());
+        let specs: Vec<Option<ValueSpec>> = outputs
+            .iter()
+            .map(|output| Some(self.placed(output.as_ref()?, inputs.first().copied())))
+            .collect();
         let bytes = |value: &ValueId| self.made.0[*value].bytes().0;
         let read = if is_view { 0 } else { inputs.iter().map(bytes).sum() };
         let size = |spec: &ValueSpec| spec.shape.iter().product::<u64>() * spec.dtype.size();
         let written = if is_view { 0 } else { specs.iter().flatten().map(size).sum() };
+        // A part that is put in its place is all that moves.
+        let (read, written) = match (op, &inputs[..]) {
+            (SLICE_SCATTER, [whole, part]) if over == Some(*whole) => (bytes(part), bytes(part)),
+            _ => (read, written),
+        };
         let spec = NodeSpec {
             name,
             op: op.to_string(),
             inputs,
             args,
-            kwargs,
-            flops,
+            kwargs: kwargs.to_vec(),
+            flops: if of.flops == Flops(0) { of.flops } else { flops },
             bytes_read: Bytes(read),
             bytes_written: Bytes(written),
             workspace: if op == of.op { of.workspace } else { Bytes::ZERO },
             seconds: None,
             differentiates: of.differentiates.and_then(|target| self.nodes[target]),
             recomputes: None,
-            overwrites: Vec::new(),
+            overwrites: over.into_iter().collect(),
             ..NodeSpec::from(of)
         };
-        Ok(self.add(spec, &specs))
+        self.add(spec, &specs)
     }
 
     /// Where an output lies: in the storage of what it shows, or in one of its own.
@@ -190,7 +245,7 @@ impl<'a> Writer<'a> {
         outputs.iter().map(place).collect()
     }
 
-    /// Copies a call that is not of the loss.
+    /// Copies a call as it is.
     pub fn copy(&mut self, id: NodeId) {
         let node = &self.graph.nodes()[id];
         let stand = |value: ValueId| self.values[value].unwrap_or(value);
@@ -236,10 +291,18 @@ impl<'a> Writer<'a> {
         stands
     }
 
-    /// What stands for a value that is not of the loss, or that the loss left.
+    /// What stands for a value, which something must by now.
     pub fn of(&self, value: ValueId) -> ValueId {
         self.values[value].expect("it was made before")
     }
+}
+
+/// Puts a part into a tensor.
+pub const SLICE_SCATTER: &str = "aten.slice_scatter.default";
+
+/// The tensors among the arguments.
+pub fn values_of(node: &Node) -> Vec<ValueId> {
+    node.args.iter().flat_map(Argument::values).collect()
 }
 
 /// A call of an operator that is not in the table.

@@ -69,6 +69,11 @@ impl DType {
     pub fn is_float(self) -> bool {
         self <= DType::Bf16
     }
+
+    /// Whether it is a floating-point type of 16 bits: long sums lose what is added last.
+    pub fn is_short(self) -> bool {
+        matches!(self, DType::F16 | DType::Bf16)
+    }
 }
 
 /// Shape and element type of a tensor, and where it lies in its storage.

@@ -1,0 +1,238 @@
+//! In which parts: the step as it is and in chunks, planned within one budget. Invariant: what
+//! is chosen is no slower than any other plan that was found, or needs no more if the smallest
+//! budget is requested; with a limit of work and no deadline, the choice depends on the work alone.
+//!
+//! Each has a first plan, for a small part of the effort, unless its calls alone take longer than a
+//! plan that is there. What is left is for the best one.
+
+use tightfit::effort::Effort;
+use tightfit::graph::Graph;
+use tightfit::plan::{Infeasible, needed};
+use tightfit::profile::Profile;
+use tightfit::split::{Parts, Sums};
+use tightfit::units::Seconds;
+use tightfit::{FitError, Fitted};
+
+use crate::budget::Budget;
+use crate::fit::{FitTask, FittedGraph, FittingError, fit_graph, whole_budget};
+use crate::reserve::reserve;
+
+/// The divisions that are tried, those that need least first.
+pub const TRIED: [Parts; 8] = [
+    Parts { chunks: 16, sums: Sums::AtOnce },
+    Parts { chunks: 16, sums: Sums::Totals },
+    Parts { chunks: 8, sums: Sums::AtOnce },
+    Parts { chunks: 8, sums: Sums::Totals },
+    Parts { chunks: 4, sums: Sums::AtOnce },
+    Parts { chunks: 4, sums: Sums::Totals },
+    Parts { chunks: 2, sums: Sums::AtOnce },
+    Parts { chunks: 2, sums: Sums::Totals },
+];
+/// The part of the effort for a first plan.
+const FIRST: f64 = 0.06;
+
+/// Nothing new is tried once less than this part of the time is left.
+const LAST: f64 = 0.2;
+
+/// How a step is divided.
+#[derive(Clone, Copy)]
+pub struct Division<'a> {
+    /// The step in these parts; `None` if it cannot be divided.
+    pub graph: &'a dyn Fn(Parts) -> Option<Graph>,
+    /// What the step in these parts costs.
+    pub profile: &'a dyn Fn(Parts, &Graph) -> Profile,
+}
+
+/// A step in chunks, and what came of planning it.
+#[derive(Debug)]
+pub struct Divided {
+    /// In which parts.
+    pub parts: Parts,
+    /// The step in these.
+    pub graph: Graph,
+    /// What it costs.
+    pub profile: Profile,
+    /// The plan, or why there is none.
+    pub planned: Result<FittedGraph, FittingError>,
+    /// The step as it is, unplanned, if that was compared with others.
+    pub whole: Option<Fitted>,
+}
+
+/// Fits a step as it is, or in chunks: the fastest of what fits, or the smallest if that is
+/// requested. If none fits, the answer is the one that needs least.
+pub fn fit_divided(graph: Graph, division: Division<'_>, task: &FitTask<'_>) -> Divided {
+    let profile = (division.profile)(Parts::WHOLE, &graph);
+    let can_be_divided = (division.graph)(TRIED[0]).is_some();
+    let search = Search::of(&graph, &profile, task).filter(|_| can_be_divided);
+    let Some(mut search) = search else {
+        let planned = fit_graph(&graph, &profile, task);
+        return Divided { parts: Parts::WHOLE, graph, profile, planned, whole: None };
+    };
+    let rates = |graph: &Graph| Profile::new(graph, task.machine).total(&graph.compute_nodes()).0;
+    // Rates say what measuring would be wasted on.
+    let measured = profile.total(&graph.compute_nodes()).0 / rates(&graph);
+    let mut best = search.plan(Parts::WHOLE, (graph, profile), part(&task.effort, FIRST));
+    let mut tried: Vec<String> = Vec::new();
+    for parts in TRIED {
+        let Some(graph) = (division.graph)(parts) else { continue };
+        // There may not be that many blocks of rows.
+        let form = graph.hash().to_string();
+        let at_least = Seconds(rates(&graph) * measured);
+        if tried.contains(&form) || !search.can_be_better(at_least, &best) {
+            continue;
+        }
+        if search.needs_more(&graph, &best) {
+            continue;
+        }
+        if search.left().0 < LAST * task.effort.deadline.0 {
+            break;
+        }
+        tried.push(form);
+        let before = (task.effort.clock)().0;
+        let profile = (division.profile)(parts, &graph);
+        search.start.0 += (task.effort.clock)().0 - before;
+        if search.can_be_better(profile.total(&graph.compute_nodes()), &best) {
+            let next = search.plan(parts, (graph, profile), part(&task.effort, FIRST));
+            best = search.better(best, next);
+        }
+    }
+    search.improved(best, 1.0 - FIRST * (1 + tried.len()) as f64)
+}
+
+/// What all plans of a step have in common.
+struct Search<'a> {
+    /// With a budget in bytes, unless the smallest is requested.
+    task: FitTask<'a>,
+    /// The step as it is.
+    unplanned: Fitted,
+    /// When planning began, later by what measuring took.
+    start: Seconds,
+}
+
+impl<'a> Search<'a> {
+    /// None if all of the step fits, or the budget is not valid.
+    fn of(graph: &Graph, profile: &Profile, task: &FitTask<'a>) -> Option<Search<'a>> {
+        let start = (task.effort.clock)();
+        let mut reserve = reserve(graph, task.machine);
+        if task.machine.runtime.rules().runs_here {
+            reserve.base += task.beside;
+        }
+        let unplanned = tightfit::unplanned(graph, profile).ok()?;
+        let budget = match whole_budget(task, &unplanned, reserve).ok()? {
+            Some(budget) if unplanned.schedule().slab + reserve.total() <= budget => return None,
+            Some(budget) => Budget::Absolute(budget),
+            None => Budget::Smallest,
+        };
+        Some(Search { task: FitTask { budget, ..*task }, unplanned, start })
+    }
+
+    fn plan(
+        &self,
+        parts: Parts,
+        (graph, profile): (Graph, Profile),
+        effort: Effort<'a>,
+    ) -> Divided {
+        let planned = fit_graph(&graph, &profile, &FitTask { effort, ..self.task });
+        Divided { parts, graph, profile, planned, whole: Some(self.unplanned.clone()) }
+    }
+
+    /// Whether a step whose calls take that long may have a better plan than this one.
+    fn can_be_better(&self, seconds: Seconds, best: &Divided) -> bool {
+        match &best.planned {
+            Ok(planned) if !self.is_smallest() => seconds < planned.fitted.timeline().seconds,
+            _ => true,
+        }
+    }
+
+    /// Whether every plan of a step needs more than the budget, or than the best one.
+    fn needs_more(&self, graph: &Graph, best: &Divided) -> bool {
+        let Ok(planned) = best.planned.as_ref() else { return false };
+        let profile = Profile::new(graph, self.task.machine);
+        let least =
+            needed(graph, &profile, self.task.planner) + reserve(graph, self.task.machine).total();
+        least > planned.budget || self.is_smallest() && least == planned.budget
+    }
+
+    fn better(&self, one: Divided, other: Divided) -> Divided {
+        if self.rank(&other.planned) < self.rank(&one.planned) { other } else { one }
+    }
+
+    /// What is better is less: what fits, then what takes least of what is to be saved.
+    fn rank(&self, planned: &Result<FittedGraph, FittingError>) -> (u8, [f64; 2]) {
+        match planned {
+            Ok(planned) => {
+                let seconds = planned.fitted.timeline().seconds.0;
+                let bytes = planned.budget.0 as f64;
+                (0, if self.is_smallest() { [bytes, seconds] } else { [seconds, bytes] })
+            }
+            Err(FittingError::Fit(error)) => (1, needs(error)),
+            Err(_) => (2, [0.0; 2]),
+        }
+    }
+
+    fn is_smallest(&self) -> bool {
+        self.task.budget == Budget::Smallest
+    }
+
+    /// The time that is left.
+    fn left(&self) -> Seconds {
+        let effort = &self.task.effort;
+        let elapsed = (effort.clock)().0 - self.start.0;
+        Seconds((effort.deadline.0 - elapsed).max(0.0))
+    }
+
+    /// The best, after what is left of the effort.
+    fn improved(&self, best: Divided, share: f64) -> Divided {
+        if self.is_best(&best) {
+            return best;
+        }
+        let deadline = self.left();
+        if deadline == Seconds(0.0) {
+            return best;
+        }
+        let effort = Effort { deadline, ..part(&self.task.effort, share) };
+        let Divided { parts, graph, profile, planned, .. } = best;
+        let again = self.plan(parts, (graph, profile), effort);
+        if self.rank(&again.planned) <= self.rank(&planned) {
+            again
+        } else {
+            Divided { planned, ..again }
+        }
+    }
+
+    /// Whether nothing can be better than a plan of its graph.
+    fn is_best(&self, divided: &Divided) -> bool {
+        let Ok(planned) = &divided.planned else { return false };
+        match &planned.limit {
+            Some(limit) => limit.is_proven(),
+            None => planned
+                .fitted
+                .bound()
+                .is_some_and(|bound| planned.fitted.timeline().seconds <= bound.seconds),
+        }
+    }
+}
+
+/// What no schedule needs less than, and the smallest budget known: if the step that needs least is
+/// proven not to fit, none does.
+fn needs(error: &FitError) -> [f64; 2] {
+    let of = |proof: &Infeasible| [proof.needed, proof.reached].map(|bytes| bytes.0 as f64);
+    error.infeasible().map_or([f64::INFINITY; 2], of)
+}
+
+/// A part of an effort.
+fn part<'a>(effort: &Effort<'a>, share: f64) -> Effort<'a> {
+    let part = |work: u64| match work {
+        u64::MAX => work,
+        work => (work as f64 * share) as u64,
+    };
+    let deadline = Seconds(effort.deadline.0 * share);
+    Effort {
+        work: part(effort.work),
+        floor: part(effort.floor),
+        floor_beside: part(effort.floor_beside),
+        deadline,
+        grace: effort.grace.map(|_| Effort::grace_of(deadline)),
+        ..*effort
+    }
+}

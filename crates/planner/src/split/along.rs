@@ -1,0 +1,290 @@
+//! What a call does with rows. Invariant: calls for consecutive parts of the rows, with the other
+//! arguments whole, make the rows of the outputs that are [`Piece::Rows`], and terms of those that
+//! are [`Piece::Term`]; that is what the axes of its operator say.
+
+use crate::graph::{Graph, Node};
+use crate::id::{NodeId, ValueId};
+use crate::operator::{Along as OfAxis, Axis, Form, Kind, Linear, Part};
+use crate::split::SplitError;
+use crate::split::span::Span;
+use crate::tensor::{Argument, TensorType};
+
+/// What some rows of the arguments give.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Piece {
+    /// The same rows of the output.
+    Rows(Span),
+    /// A term of it.
+    Term,
+    /// Nothing: it is not used.
+    Unused,
+}
+
+/// A call along the rows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Along {
+    /// For each positional argument, where its tensors have their rows.
+    pub arguments: Vec<Option<Span>>,
+    /// The outputs.
+    pub outputs: Vec<Piece>,
+    /// Numbers of rows among the arguments: the argument, the item if it is a list, and how many
+    /// items together.
+    pub literals: Vec<(usize, Option<usize>, usize)>,
+    /// How it is written for some rows.
+    pub form: Written,
+}
+
+/// How a call is written for some rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Written {
+    /// As it is.
+    Call,
+    /// Not at all: it only numbers the rows otherwise.
+    Omitted,
+    /// As a view: it shows the same elements in the same order.
+    View,
+}
+
+impl Along {
+    /// The call, in which `value` has its rows along `span`; `None` if it does not compute rows by
+    /// themselves.
+    pub fn of(
+        graph: &Graph,
+        id: NodeId,
+        axes: &[Axis],
+        (value, span): (ValueId, Span),
+        rows: u64,
+    ) -> Option<Along> {
+        let node = &graph.nodes()[id];
+        let call = Call { graph, node, rows };
+        call.shown(value, span).or_else(|| call.divided(axes, value, span))
+    }
+
+    /// Where a value has its rows: as an argument, or as an output.
+    pub fn span(&self, node: &Node, value: ValueId) -> Option<Span> {
+        let mut read = node.args.iter().zip(&self.arguments);
+        let read =
+            read.find_map(|(argument, span)| span.filter(|_| argument.values().contains(&value)));
+        let mut made = node.outputs.iter().zip(&self.outputs);
+        read.or_else(|| {
+            made.find_map(|(output, piece)| match piece {
+                Piece::Rows(span) if *output == Some(value) => Some(*span),
+                _ => None,
+            })
+        })
+    }
+}
+
+impl Along {
+    /// Writes the numbers of dimensions among the arguments for tensors whose rows lie along one.
+    pub fn renumber(
+        &self,
+        graph: &Graph,
+        node: &Node,
+        args: &mut [Argument],
+    ) -> Result<(), SplitError> {
+        let of_rows = self
+            .arguments
+            .iter()
+            .zip(&node.args)
+            .find_map(|(span, argument)| Some(((*span)?, *argument.values().first()?)));
+        let Some((span, value)) = of_rows.filter(|(span, _)| span.dims > 1) else { return Ok(()) };
+        let rank = graph.values()[value].tensor.shape.len();
+        let parameters =
+            node.operator.map_or(&[][..], |operator| operator.row().signature.positional);
+        for (parameter, argument) in parameters.iter().zip(args) {
+            if parameter.name == "dim" {
+                let why = "names a dimension of its rows";
+                renumber(argument, span, rank)
+                    .ok_or(SplitError::Unsuited { node: node.name.clone(), why })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes a number of a dimension, or some, for the flat form of a tensor.
+fn renumber(argument: &mut Argument, span: Span, rank: usize) -> Option<()> {
+    match argument {
+        Argument::Int(dim) => *dim = span.renumbered(*dim, rank)?,
+        Argument::List(dims) => {
+            dims.iter_mut().try_for_each(|dim| renumber(dim, span, rank))?;
+        }
+        _ => {}
+    }
+    Some(())
+}
+
+/// Whether it shows a matrix as its transpose, which the table knows as a permutation.
+pub fn is_transposed(node: &Node) -> bool {
+    node.op == "aten.t.default"
+}
+
+struct Call<'a> {
+    graph: &'a Graph,
+    node: &'a Node,
+    rows: u64,
+}
+
+impl Call<'_> {
+    fn tensor(&self, value: ValueId) -> &TensorType {
+        &self.graph.values()[value].tensor
+    }
+
+    /// A view of the same elements in the same order.
+    fn shown(&self, value: ValueId, span: Span) -> Option<Along> {
+        let (&[from], &[Some(to)]) = (&self.node.inputs[..], &self.node.outputs[..]) else {
+            return None;
+        };
+        let of = [from, to].map(|value| self.tensor(value));
+        let is_view = self.node.operator.is_some_and(|operator| operator.row().kind == Kind::View)
+            || self.node.op == "aten._unsafe_view.default";
+        let in_order =
+            of.iter().all(|tensor| tensor.contiguous) && of[0].elements() == of[1].elements();
+        if !is_view || !in_order {
+            return None;
+        }
+        let viewed =
+            |other: &TensorType| span.viewed(&self.tensor(value).shape, self.rows, &other.shape);
+        let spans = [viewed(of[0])?, viewed(of[1])?];
+        let flat = |index: usize| spans[index].flat(&of[index].shape, self.rows);
+        let argument = |it: &Argument| (it.values() == [from]).then_some(spans[0]);
+        Some(Along {
+            arguments: self.node.args.iter().map(argument).collect(),
+            outputs: vec![Piece::Rows(spans[1])],
+            literals: Vec::new(),
+            form: if flat(0) == flat(1) { Written::Omitted } else { Written::View },
+        })
+    }
+
+    /// A call along axes that divide, one for each dimension of the span.
+    fn divided(&self, axes: &[Axis], value: ValueId, span: Span) -> Option<Along> {
+        let chosen: Option<Vec<&Axis>> = span
+            .long(&self.tensor(value).shape)
+            .map(|dim| axes.iter().find(|axis| axis.divides && self.lies(axis, value, dim)))
+            .collect();
+        let chosen = chosen.filter(|chosen| !chosen.is_empty())?;
+        if self.node.kwargs.iter().any(|(_, argument)| !argument.values().is_empty()) {
+            return None;
+        }
+        let mut arguments = Vec::new();
+        for (index, argument) in self.node.args.iter().enumerate() {
+            let dims =
+                dims_of(chosen.iter().map(|axis| axis.arguments.get(index).copied().flatten()))?;
+            arguments.push(match dims {
+                None => None,
+                Some(dims) => Some(self.span_of(&argument.values(), &dims)?),
+            });
+        }
+        let mut outputs = Vec::new();
+        for (index, output) in self.node.outputs.iter().enumerate() {
+            outputs.push(match output {
+                None => Piece::Unused,
+                Some(output) => self.piece(&chosen, index, *output)?,
+            });
+        }
+        let made = outputs.iter().find_map(|piece| match piece {
+            Piece::Rows(span) => Some(span.dims),
+            _ => None,
+        });
+        let literals = literals(&chosen, made.unwrap_or(1))?;
+        let along = Along { arguments, outputs, literals, form: Written::Call };
+        self.can_be_flat(&along).then_some(along)
+    }
+
+    /// Whether dimension `dim` of a value lies along an axis.
+    fn lies(&self, axis: &Axis, value: ValueId, dim: usize) -> bool {
+        let along = OfAxis { dim, extent: Linear::ONE };
+        let mut read = self.node.args.iter().zip(&axis.arguments);
+        let mut made = self.node.outputs.iter().zip(&axis.outputs);
+        read.any(|(argument, it)| *it == Some(along) && argument.values().contains(&value))
+            || made.any(|(output, part)| *output == Some(value) && *part == Part::Rows(along))
+    }
+
+    /// The span that these dimensions are in all these values.
+    fn span_of(&self, values: &[ValueId], dims: &[usize]) -> Option<Span> {
+        let mut spans =
+            values.iter().map(|&value| Span::of(dims, self.rows, &self.tensor(value).shape));
+        let first = spans.next()??;
+        spans.all(|span| span == Some(first)).then_some(first)
+    }
+
+    fn piece(&self, chosen: &[&Axis], index: usize, output: ValueId) -> Option<Piece> {
+        let parts: Option<Vec<Part>> =
+            chosen.iter().map(|axis| axis.outputs.get(index).copied()).collect();
+        let parts = parts?;
+        if parts.iter().all(|part| *part == Part::Terms) {
+            return Some(Piece::Term);
+        }
+        let dims = dims_of(parts.iter().map(|part| match part {
+            Part::Rows(along) => Some(*along),
+            Part::Terms | Part::Whole => None,
+        }))??;
+        self.span_of(&[output], &dims).map(Piece::Rows)
+    }
+
+    /// Whether the arguments of a call that are no tensors can be written for tensors whose rows
+    /// lie along one dimension.
+    fn can_be_flat(&self, along: &Along) -> bool {
+        let spans = along.arguments.iter().flatten();
+        let made = along.outputs.iter().filter_map(|piece| match piece {
+            Piece::Rows(span) => Some(span),
+            _ => None,
+        });
+        if spans.chain(made).all(|span| span.dims == 1) {
+            return true;
+        }
+        let Some(operator) = self.node.operator else { return false };
+        let parameters = operator.row().signature.positional.iter().enumerate();
+        parameters.take(self.node.args.len()).all(|(index, parameter)| match parameter.form {
+            Form::Integer | Form::Integers | Form::IntegerOrMore => {
+                let is_rows = along.literals.iter().any(|&(argument, ..)| argument == index);
+                is_rows || parameter.name == "dim"
+            }
+            _ => true,
+        })
+    }
+}
+
+/// The dimensions along some axes: `None` within, if none has one; `None`, if some have.
+fn dims_of(alongs: impl Iterator<Item = Option<OfAxis>>) -> Option<Option<Vec<usize>>> {
+    let alongs: Vec<Option<OfAxis>> = alongs.collect();
+    if alongs.iter().all(Option::is_none) {
+        return Some(None);
+    }
+    let dim = |along: Option<OfAxis>| along.filter(|it| it.extent == Linear::ONE).map(|it| it.dim);
+    alongs.into_iter().map(dim).collect::<Option<Vec<usize>>>().map(Some)
+}
+
+/// The numbers of rows among the arguments of a call whose outputs have their rows along `dims`
+/// dimensions.
+fn literals(chosen: &[&Axis], dims: usize) -> Option<Vec<(usize, Option<usize>, usize)>> {
+    let mut all = chosen.iter().flat_map(|axis| &axis.literals);
+    if all.clone().any(|literal| literal.extent != Linear::ONE) {
+        return None;
+    }
+    if dims == 1 {
+        return Some(all.map(|literal| (literal.argument, literal.item, 1)).collect());
+    }
+    let Some(first) = all.next() else { return Some(Vec::new()) };
+    let (argument, item) = (first.argument, first.item?);
+    let mut count = 1;
+    for literal in all {
+        if (literal.argument, literal.item) != (argument, Some(item + count)) {
+            return None;
+        }
+        count += 1;
+    }
+    (count == dims).then(|| vec![(argument, Some(item), count)])
+}
+
+/// An argument with a number of rows in place of what is there.
+pub fn with_rows(argument: &mut Argument, item: Option<usize>, count: usize, rows: u64) {
+    let rows = Argument::Int(rows.cast_signed());
+    match (argument, item) {
+        (Argument::List(items), Some(item)) => {
+            items.splice(item..item + count, [rows]);
+        }
+        (argument, _) => *argument = rows,
+    }
+}

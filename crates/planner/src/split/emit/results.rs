@@ -1,0 +1,191 @@
+//! What others read of a part in chunks. Invariant: once all chunks are written, one value stands
+//! for all rows of it: their rows next to each other, a tensor of its size into which each chunk
+//! wrote its own, or the sum of all terms.
+
+use crate::graph::Node;
+use crate::id::{NodeId, ValueId};
+use crate::split::SplitError;
+use crate::split::emit::{Chunk, Emitter, sizes};
+use crate::split::writer::{Call, SLICE_SCATTER};
+use crate::tensor::{Argument, DType};
+
+const TO_COPY: &str = "aten._to_copy.default";
+
+impl Emitter<'_> {
+    /// Notes what stands for the chunk's rows of a value. If others read them, they go where the
+    /// rows of all chunks are.
+    pub(super) fn keep(
+        &mut self,
+        node: &Node,
+        value: ValueId,
+        made: ValueId,
+        chunk: &mut Chunk,
+    ) -> Result<(), SplitError> {
+        chunk.made.insert(value, made);
+        if !self.leaving.contains(&value) {
+            return Ok(());
+        }
+        match self.region.into {
+            Some((result, target)) if result == value => {
+                let whole = match self.totals.get(&target) {
+                    Some(&whole) => whole,
+                    None => self.before(target, node)?,
+                };
+                let whole = self.put(node, value, (made, whole), chunk)?;
+                self.totals.insert(target, whole);
+            }
+            _ if self.region.wide.contains(&value) => {
+                let whole = match self.totals.get(&value) {
+                    Some(&whole) => whole,
+                    None => self.room(node, value)?,
+                };
+                let whole = self.put(node, value, (made, whole), chunk)?;
+                self.totals.insert(value, whole);
+            }
+            _ => self.kept.entry(value).or_default().push(made),
+        }
+        Ok(())
+    }
+
+    /// A tensor for the rows of all chunks of a value.
+    fn room(&mut self, node: &Node, value: ValueId) -> Result<ValueId, SplitError> {
+        let tensor = &self.graph.values()[value].tensor;
+        let shape = self.region.spans[&value].flat(&tensor.shape, self.region.rows);
+        let zero = if tensor.dtype.is_float() { Argument::Float(0.0) } else { Argument::Int(0) };
+        let name = format!("{}.rows", node.name);
+        let call = Call::new(name, "aten.full.default", vec![sizes(&shape), zero], node);
+        self.writer.typed(call, tensor.dtype)
+    }
+
+    /// Puts the rows of a chunk in their place among those of all.
+    fn put(
+        &mut self,
+        node: &Node,
+        value: ValueId,
+        (part, whole): (ValueId, ValueId),
+        chunk: &Chunk,
+    ) -> Result<ValueId, SplitError> {
+        let number = |number: u64| Argument::Int(number.cast_signed());
+        let args = vec![
+            Argument::Value(whole),
+            Argument::Value(part),
+            number(self.region.spans[&value].first as u64),
+            number(chunk.first),
+            number(chunk.end),
+        ];
+        let call = chunk.called(node, "into", SLICE_SCATTER, args).over(whole);
+        self.writer.first(call)
+    }
+
+    /// A product over the rows of a chunk, which continues the sum over those before.
+    pub(super) fn continued_product(
+        &mut self,
+        id: NodeId,
+        output: ValueId,
+        mut args: Vec<Argument>,
+        chunk: &Chunk,
+    ) -> Result<(), SplitError> {
+        let total = self.totals.get(&output).copied();
+        let op = if total.is_some() { "aten.addmm.default" } else { "aten.mm.default" };
+        args.splice(0..0, total.map(Argument::Value));
+        let call = chunk.call(&self.graph.nodes()[id], op, args);
+        let made = self.writer.first(Call { over: total, ..call })?;
+        self.totals.insert(output, made);
+        Ok(())
+    }
+
+    /// Adds what a chunk gives of a sum over the rows. Sums of short numbers are rounded once all
+    /// terms are there.
+    pub(super) fn add(
+        &mut self,
+        node: &Node,
+        output: ValueId,
+        term: ValueId,
+        chunk: &Chunk,
+    ) -> Result<(), SplitError> {
+        let made = match self.totals.get(&output) {
+            Some(&total) => {
+                let args = vec![Argument::Value(total), Argument::Value(term)];
+                let call = chunk.called(node, "total", "aten.add.Tensor", args);
+                self.writer.first(call.over(total))?
+            }
+            None if self.is_short(output) => {
+                let call = chunk.called(node, "total", TO_COPY, vec![Argument::Value(term)]);
+                self.writer.typed(call, DType::F32)?
+            }
+            None => term,
+        };
+        self.totals.insert(output, made);
+        Ok(())
+    }
+
+    /// Lets what all chunks made stand for what a call of the part made.
+    pub(super) fn leave(&mut self, id: NodeId) -> Result<(), SplitError> {
+        let node = &self.graph.nodes()[id];
+        for (index, output) in node.outputs.iter().enumerate() {
+            let Some(output) = *output else { continue };
+            let into = self.region.into.filter(|&(result, _)| result == output);
+            if let Some((_, target)) = into {
+                self.writer.stand(node, index, self.totals[&target]);
+            } else if self.region.wide.contains(&output) {
+                let Some(&rows) = self.totals.get(&output) else { continue };
+                let made = self.unflat(node, output, rows)?;
+                self.writer.stand_for(id);
+                self.writer.stand(node, index, made);
+            } else if let Some(&total) = self.totals.get(&output) {
+                let made = match self.is_short(output) {
+                    true => {
+                        let dtype = self.graph.values()[output].tensor.dtype;
+                        let call = Call::named(node, TO_COPY, vec![Argument::Value(total)]);
+                        self.writer.typed(call, dtype)?
+                    }
+                    false => total,
+                };
+                self.writer.stand_for(id);
+                self.writer.stand(node, index, made);
+            } else if let Some(parts) = self.kept.remove(&output) {
+                let made = self.joined(node, output, &parts)?;
+                self.writer.stand_for(id);
+                self.writer.stand(node, index, made);
+            }
+        }
+        Ok(())
+    }
+
+    /// Rows of all chunks as one.
+    fn joined(
+        &mut self,
+        node: &Node,
+        output: ValueId,
+        parts: &[ValueId],
+    ) -> Result<ValueId, SplitError> {
+        let span = self.region.spans[&output];
+        let parts = parts.iter().map(|&part| Argument::Value(part)).collect();
+        let args = vec![Argument::List(parts), Argument::Int(span.first as i64)];
+        let mut call = Call::named(node, "aten.cat.default", args);
+        if span.dims > 1 {
+            call.name = format!("{}.rows", node.name);
+        }
+        let rows = self.writer.first(call)?;
+        self.unflat(node, output, rows)
+    }
+
+    /// All rows of a value in its shape.
+    fn unflat(
+        &mut self,
+        node: &Node,
+        value: ValueId,
+        rows: ValueId,
+    ) -> Result<ValueId, SplitError> {
+        if self.region.spans[&value].dims == 1 {
+            return Ok(rows);
+        }
+        let args = vec![Argument::Value(rows), sizes(&self.graph.values()[value].tensor.shape)];
+        self.writer.first(Call::named(node, "aten.view.default", args))
+    }
+
+    /// Whether sums of a value's type lose what they are added to.
+    pub(super) fn is_short(&self, value: ValueId) -> bool {
+        self.graph.values()[value].tensor.dtype.is_short()
+    }
+}

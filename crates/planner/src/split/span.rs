@@ -1,0 +1,110 @@
+//! Where rows lie in a tensor. Invariant: the dimensions of a span are consecutive, their extents
+//! multiply to the number of rows, and dimensions of extent one that come before them belong to
+//! them, so that a tensor has one span for its rows.
+
+/// The dimensions that number the rows: batch and position, for instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The first dimension.
+    pub first: usize,
+    /// How many there are.
+    pub dims: usize,
+}
+
+impl Span {
+    /// The span after dimensions of `before` elements in a tensor of this shape.
+    pub fn after(before: u64, rows: u64, shape: &[u64]) -> Option<Span> {
+        let first = end_of(before, shape)?;
+        Some(Span { first, dims: end_of(rows, &shape[first..])?.max(1) })
+    }
+
+    /// The span that consists of these dimensions, in order, and of such of extent one.
+    pub fn of(dims: &[usize], rows: u64, shape: &[u64]) -> Option<Span> {
+        let (mut first, last) = (*dims.first()?, *dims.last()?);
+        while first > 0 && shape[first - 1] == 1 {
+            first -= 1;
+        }
+        let others = (first..=last).filter(|dim| !dims.contains(dim));
+        let is_whole = dims.is_sorted() && others.clone().all(|dim| shape[dim] == 1);
+        let found = dims.iter().map(|&dim| shape[dim]).product::<u64>() == rows;
+        (is_whole && found).then_some(Span { first, dims: last + 1 - first })
+    }
+
+    /// The same rows in a tensor with the same elements in the same order.
+    pub fn viewed(self, from: &[u64], rows: u64, to: &[u64]) -> Option<Span> {
+        Span::after(from[..self.first].iter().product(), rows, to)
+    }
+
+    /// The dimensions that have more than one row.
+    pub fn long(self, shape: &[u64]) -> impl Iterator<Item = usize> + '_ {
+        (self.first..self.first + self.dims).filter(|&dim| shape[dim] > 1)
+    }
+
+    /// The shape with one dimension of this many rows for all of them.
+    pub fn flat(self, shape: &[u64], rows: u64) -> Vec<u64> {
+        let mut flat = shape.to_vec();
+        flat.splice(self.first..self.first + self.dims, [rows]);
+        flat
+    }
+
+    /// The number that a dimension of a tensor of `rank` dimensions has in its flat form; `None`
+    /// for one of the span.
+    pub fn renumbered(self, dim: i64, rank: usize) -> Option<i64> {
+        let dim = if dim < 0 { dim + rank.cast_signed() as i64 } else { dim };
+        let at = usize::try_from(dim).ok()?;
+        match at {
+            _ if at < self.first => Some(dim),
+            _ if at < self.first + self.dims => None,
+            _ => Some(dim + 1 - self.dims as i64),
+        }
+    }
+}
+
+/// The first dimension before which there are `elements` elements.
+fn end_of(elements: u64, shape: &[u64]) -> Option<usize> {
+    let mut product = 1;
+    for (dim, &extent) in shape.iter().enumerate() {
+        if product == elements {
+            return Some(dim);
+        }
+        product *= extent;
+    }
+    (product == elements).then_some(shape.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_found_in_other_shapes() {
+        let rows = Span { first: 0, dims: 1 };
+        assert_eq!(rows.viewed(&[6, 5], 6, &[2, 3, 5]), Some(Span { first: 0, dims: 2 }));
+        assert_eq!(rows.viewed(&[6, 5], 6, &[1, 6, 5]), Some(Span { first: 0, dims: 2 }));
+        assert_eq!(rows.viewed(&[6, 5], 6, &[6, 1, 5]), Some(rows));
+        assert_eq!(rows.viewed(&[6, 5], 6, &[30]), None);
+        assert_eq!(rows.viewed(&[6, 5], 6, &[5, 6]), None);
+        let columns = Span { first: 1, dims: 1 };
+        assert_eq!(columns.viewed(&[5, 6], 6, &[5, 2, 3]), Some(Span { first: 1, dims: 2 }));
+    }
+
+    #[test]
+    fn dimensions_make_a_span_if_nothing_lies_between() {
+        assert_eq!(Span::of(&[0, 1], 6, &[2, 3, 5]), Some(Span { first: 0, dims: 2 }));
+        assert_eq!(Span::of(&[1], 6, &[1, 6, 5]), Some(Span { first: 0, dims: 2 }));
+        assert_eq!(Span::of(&[0, 2], 6, &[2, 1, 3]), Some(Span { first: 0, dims: 3 }));
+        assert_eq!(Span::of(&[0, 2], 6, &[2, 5, 3]), None);
+        assert_eq!(Span::of(&[1, 0], 6, &[2, 3]), None);
+        assert_eq!(Span::of(&[0], 6, &[2, 3]), None);
+    }
+
+    #[test]
+    fn flat_forms_have_fewer_dimensions() {
+        let rows = Span { first: 1, dims: 2 };
+        assert_eq!(rows.flat(&[5, 2, 3, 7], 4), [5, 4, 7]);
+        assert_eq!(rows.renumbered(3, 4), Some(2));
+        assert_eq!(rows.renumbered(-1, 4), Some(2));
+        assert_eq!(rows.renumbered(0, 4), Some(0));
+        assert_eq!(rows.renumbered(2, 4), None);
+    }
+}

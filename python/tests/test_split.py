@@ -1,0 +1,118 @@
+"""Steps whose loss is computed in chunks, run by PyTorch: the same loss and gradients.
+
+Invariant: with sums at once every bit is that of the step as it is, on one thread (on several, a product of few rows may
+share its sums out otherwise); with totals in chunks, the error against float64 is at most twice that of the step as it
+is.
+
+Tier: quick with a part of the cases, 20 s; full with all of them.
+"""
+
+import copy
+import json
+import os
+import subprocess
+
+import pytest
+import tightfit
+import torch
+from tier import cases
+from torch import nn
+from torch.nn import functional
+
+pytestmark = pytest.mark.skipif(
+    "TIGHTFIT_BIN" not in os.environ, reason="TIGHTFIT_BIN does not name the program; `cargo xtask ci python` does"
+)
+
+WORDS, WIDTH, SAMPLES, LENGTH = 997, 48, 3, 231
+
+class Words(nn.Module):
+    """Words, their neighbours, and logits with the table's weight."""
+
+    def __init__(self, biased: bool) -> None:
+        super().__init__()
+        self.table, self.mixed = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, WORDS, bias=biased)
+        self.head.weight = self.table.weight
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.head(functional.gelu(self.mixed(self.table(words)))).float()
+
+def flat(logits, targets, **options):
+    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), **options)
+
+def by_hand(logits, targets):
+    """From what the softmax is made of."""
+    most = logits.amax(-1, keepdim=True)
+    logarithms = logits - most - (logits - most).exp().sum(-1, keepdim=True).log()
+    return -logarithms.gather(-1, targets.clamp(min=0).unsqueeze(-1)).mean()
+
+def distilled(logits, targets):
+    """Against the softmax of other logits."""
+    other = functional.softmax(logits.detach() * 0.5, -1)
+    return -(other * functional.log_softmax(logits, -1)).sum(-1).mean()
+
+LOSSES = {
+    "mean": flat,
+    "sum": lambda logits, targets: flat(logits, targets, reduction="sum"),
+    "each": lambda logits, targets: flat(logits, targets, reduction="none").square().mean(),
+    "smooth": lambda logits, targets: flat(logits, targets, label_smoothing=0.1),
+    "z": lambda logits, targets: flat(logits, targets) + 1e-3 * logits.logsumexp(-1).square().mean(),
+    "capped": lambda logits, targets: flat(15 * torch.tanh(logits / 15), targets),
+    "by_hand": by_hand,
+    "distilled": distilled,
+    "two": lambda logits, targets: flat(logits, targets) + 0.5 * flat(logits, targets.flip(0)),
+}
+
+@pytest.fixture(autouse=True)
+def on_one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def batch():
+    torch.manual_seed(3)
+    words, targets = torch.randint(WORDS, (SAMPLES, LENGTH)), torch.randint(WORDS, (SAMPLES, LENGTH))
+    targets[0, ::5] = -100
+    return words, targets
+
+def exported(model, loss: str, path, **options):
+    tightfit.export(model, LOSSES[loss], batch(), optimizer=None, out=path, name="words", **options)
+    return path
+
+def results(graph, model) -> dict[str, torch.Tensor]:
+    module = tightfit.to_fx(graph)
+    with torch.no_grad():
+        made = module(*tightfit.arguments(module, model, batch()))
+    return dict(zip(module.meta["output_names"], made, strict=True))
+
+def split(path, parts: str) -> dict:
+    """The graph in parts."""
+    planned = path.with_suffix(".split.json")
+    command = [os.environ["TIGHTFIT_BIN"], "plan", path, "--budget", "100%", "--split", parts, "--emit", "graph", "-o", planned]
+    ran = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(planned.read_text())
+
+@pytest.mark.parametrize("dtype", cases(torch.float32, torch.bfloat16, full=[]))
+@pytest.mark.parametrize("loss", cases("mean", "z", "by_hand", full=[name for name in LOSSES if name not in ("mean", "z", "by_hand")]))
+@pytest.mark.parametrize("biased", cases(False, full=[True]))
+
+def test_a_step_in_chunks_has_the_loss_and_the_gradients_of_the_whole(loss, dtype, biased, tmp_path):
+    torch.manual_seed(1)
+    model = Words(biased).to(dtype)
+    path = exported(model, loss, tmp_path / "graph.json", execute=False)
+    whole = results(path, model)
+    double = copy.deepcopy(model).double()
+    exact = results(exported(double, loss, tmp_path / "double.json", execute=False), double)
+    for parts in ("2", "2:totals"):
+        divided = split(path, parts)
+        assert any(node["name"].endswith(".chunk1") for node in divided["nodes"])
+        made = results(divided, model)
+        assert made.keys() == whole.keys()
+        for name in whole:
+            if parts == "2":
+                assert torch.equal(made[name], whole[name]), (parts, name)
+            errors = [(it[name].double() - exact[name]).norm() for it in (made, whole)]
+            assert errors[0] <= 2 * errors[1] + 1e-12, (parts, name, errors)
