@@ -1,4 +1,4 @@
-"""Steps whose loss is computed in chunks, run by PyTorch: the same loss and gradients.
+"""Steps whose loss is computed in chunks, run by PyTorch: the same loss and gradients, and the same training.
 
 Invariant: with sums at once every bit is that of the step as it is, on one thread (on several, a product of few rows may
 share its sums out otherwise); with totals in chunks, the error against float64 is at most twice that of the step as it
@@ -51,6 +51,12 @@ def distilled(logits, targets):
     other = functional.softmax(logits.detach() * 0.5, -1)
     return -(other * functional.log_softmax(logits, -1)).sum(-1).mean()
 
+def looked_up(logits, targets):
+    """With what belongs to other rows."""
+    others = torch.arange(targets.numel()).flip(0).reshape(targets.shape)
+    return flat(logits + logits.detach().logsumexp(-1).flatten()[others].unsqueeze(-1), targets)
+
+
 LOSSES = {
     "mean": flat,
     "sum": lambda logits, targets: flat(logits, targets, reduction="sum"),
@@ -60,6 +66,9 @@ LOSSES = {
     "capped": lambda logits, targets: flat(15 * torch.tanh(logits / 15), targets),
     "by_hand": by_hand,
     "distilled": distilled,
+    "padded": lambda logits, targets: flat(logits, targets.clamp(min=0), ignore_index=0),
+    "looked_up": looked_up,
+    "normed": lambda logits, targets: flat(functional.layer_norm(logits, logits.shape[-1:]), targets),
     "two": lambda logits, targets: flat(logits, targets) + 0.5 * flat(logits, targets.flip(0)),
 }
 
@@ -96,7 +105,7 @@ def split(path, parts: str) -> dict:
     return json.loads(planned.read_text())
 
 @pytest.mark.parametrize("dtype", cases(torch.float32, torch.bfloat16, full=[]))
-@pytest.mark.parametrize("loss", cases("mean", "z", "by_hand", full=[name for name in LOSSES if name not in ("mean", "z", "by_hand")]))
+@pytest.mark.parametrize("loss", cases("mean", "padded", "z", "by_hand", full=[name for name in LOSSES if name not in ("mean", "padded", "z", "by_hand", "looked_up")]))
 @pytest.mark.parametrize("biased", cases(False, full=[True]))
 
 def test_a_step_in_chunks_has_the_loss_and_the_gradients_of_the_whole(loss, dtype, biased, tmp_path):
@@ -116,3 +125,76 @@ def test_a_step_in_chunks_has_the_loss_and_the_gradients_of_the_whole(loss, dtyp
                 assert torch.equal(made[name], whole[name]), (parts, name)
             errors = [(it[name].double() - exact[name]).norm() for it in (made, whole)]
             assert errors[0] <= 2 * errors[1] + 1e-12, (parts, name, errors)
+
+
+def test_rows_that_need_others_are_not_divided(tmp_path):
+    path = exported(Words(biased=False), "looked_up", tmp_path / "graph.json", execute=False)
+    with pytest.raises(AssertionError, match="node `index` is not known to compute each row by itself"):
+        split(path, "2")
+
+
+def trained(model, step, steps: int) -> list[torch.Tensor]:
+    """The losses and the parameters."""
+    losses = []
+    for seed in range(steps):
+        torch.manual_seed(seed)
+        words = torch.randint(WORDS, (SAMPLES, LENGTH))
+        losses.append(step(words, words.roll(-1, 1)).detach().clone())
+    return [*losses, *(parameter.detach().clone() for parameter in model.parameters())]
+
+
+def plain(model, loss, optimizer):
+    def step(words, targets):
+        found = loss(model(words), targets)
+        found.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return found
+    return step
+
+
+@pytest.mark.parametrize("dtype", cases(torch.float32, torch.bfloat16, full=[]))
+@pytest.mark.parametrize("loss", cases("mean", full=["smooth", "capped", "padded"]))
+def test_a_step_in_chunks_trains_as_the_plain_loop_does(loss, dtype):
+    models, found = [], []
+    for split in (None, 2, "auto"):
+        torch.manual_seed(1)
+        model = Words(biased=False).to(dtype)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        step = plain(model, LOSSES[loss], optimizer) if split is None else \
+            tightfit.step(model, LOSSES[loss], optimizer, budget="min" if split == "auto" else "1GiB", split=split)
+        found.append(trained(model, step, 3))
+        models.append(step)
+    for made in found[1:]:
+        assert all(map(torch.equal, made, found[0]))
+    plans = [step.plans[-1] for step in models[1:]]
+    assert plans[0].split == "2" and plans[0].recomputed == 0 and "chunks of the loss" in str(plans[0])
+    assert plans[1].split in ("4", "16") and plans[1].peak < plans[0].peak < plans[1].unplanned_peak * 2
+
+
+def test_totals_hold_less_and_train_nearly_the_same():
+    found, peaks = [], []
+    for split in (2, "2:totals"):
+        torch.manual_seed(1)
+        model = Words(biased=True)
+        step = tightfit.step(model, flat, torch.optim.SGD(model.parameters(), lr=0.1), budget="1GiB", split=split)
+        found.append(trained(model, step, 3))
+        peaks.append(step.plans[-1].peak)
+        assert step.plans[-1].split == str(split)
+    assert peaks[1] < peaks[0]
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_what_cannot_be_divided_is_planned_as_it_is():
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    step = tightfit.step(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1), budget="1GiB", split=4)
+    step(torch.randn(5, 8), torch.randint(3, (5,)))
+    assert step.plans[-1].split is None
+
+
+@pytest.mark.parametrize("split", [1, 0, -3, True, 2.0, "8:sums", "of", None, 1 << 20])
+def test_other_divisions_are_refused(split):
+    model = nn.Linear(2, 2)
+    with pytest.raises(tightfit.OptionError, match="number of chunks"):
+        tightfit.step(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1), budget="1GiB", split=split)

@@ -139,8 +139,8 @@ class Call:
 
     @staticmethod
     def of(node: dict[str, Any], values: dict[int, _Value]) -> Call:
-        number = {index: {"value": local} for local, index in enumerate(node["inputs"])}
-        inputs = [values[index] for index in node["inputs"]]
+        number = {index: {"value": local} for local, index in enumerate(node.get("inputs", []))}
+        inputs = [values[index] for index in node.get("inputs", [])]
         read = {value.storage for value in inputs}
         fresh = {output["storage"] for output in node["outputs"] if output is not None} - read
         return Call(

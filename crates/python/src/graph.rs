@@ -10,13 +10,14 @@ use pyo3::prelude::*;
 use tightfit::graph::{self, Graph};
 use tightfit::machine::Machine;
 use tightfit::sizes::{Dimension, SizeError, Unlike, difference, may_be_seen, seen};
+use tightfit::split::{NotParts, Parts, split};
 use tightfit_cli::batches::Batches;
 use tightfit_cli::failure::Result;
 use tightfit_cli::input::{self, OnMachine};
 
 use crate::attend::attended;
 use crate::errors;
-use crate::given::{Document, Whole, threads};
+use crate::given::{Document, Whole, parsed, threads};
 
 /// A training step as one graph of operator calls, verified when it was read.
 #[pyclass(frozen, name = "Graph", module = "tightfit")]
@@ -178,4 +179,25 @@ impl GivenGraph {
 #[pyfunction]
 pub fn read_graph(py: Python<'_>, source: GivenGraph) -> PyResult<Subject> {
     attended(py, |_| source.read())
+}
+
+/// The parts of a step, as they are written on the command line, verified.
+#[pyfunction]
+pub fn parts(py: Python<'_>, text: &str) -> PyResult<String> {
+    given_parts(py, text).map(|parts| parts.to_string())
+}
+
+fn given_parts(py: Python<'_>, text: &str) -> PyResult<Parts> {
+    let parse = |text: &str| text.parse().map_err(|error: NotParts| error.to_string());
+    parsed(py, "split", text, parse)
+}
+
+/// The step in parts, as text of JSON; `None` if nothing of it can be divided.
+#[pyfunction]
+pub fn split_graph(py: Python<'_>, graph: GivenGraph, parts: &str) -> PyResult<Option<String>> {
+    let parts = given_parts(py, parts)?;
+    attended(py, |_| {
+        let divided = split(&graph.read()?.graph, parts).ok();
+        Ok(divided.map(|divided| graph::write(&divided).to_string()))
+    })
 }

@@ -41,7 +41,7 @@ mod _native {
     #[pymodule_export]
     use super::given::{seconds, size};
     #[pymodule_export]
-    use super::graph::{Subject, read_graph};
+    use super::graph::{Subject, parts, read_graph, split_graph};
     #[pymodule_export]
     use super::hold::{HeldStep, hold, peak_with_moves};
     #[pymodule_export]

@@ -17,7 +17,7 @@ import torch
 from .. import calls, extents
 from ..errors import ExportError
 from .binding import Way, quickest
-from .inplace import overwriting
+from .inplace import PUT, overwriting, put
 from . import roles
 from .joint import BARRIER, SHOWN, UPDATE
 from .roles import Kind, Role
@@ -278,6 +278,8 @@ class _Generator:
 
     def _called(self, node: Mapping[str, Any]) -> str:
         args, kwargs = calls.arguments(extents.restored(node, self.varying.calls), _Named)
+        if node["op"] == PUT and node.get("overwrites"):
+            return f"{self._bound(put, 'put')}({', '.join(map(self._argument, args))})"
         overload, args, kwargs = self._overload(node, args, kwargs)
         way = self._quickest(overload, args, kwargs)
         parts = [self._argument(item) for item in way.given(args)]

@@ -188,7 +188,8 @@ class PlanInfo:
     take while they run is unknown. `model` is the name of the model's class. `measured_peak` is the most bytes that the first steps
     held, if they are measured: with `fused=True`. `slab` is the size of the slab in bytes, once addresses are planned:
     with `addresses=True`. `offloaded` is the number of bytes of the tier that the step needs, and `swapped` says which
-    tensors are away and when, the longest free time first: with `offload`.
+    tensors are away and when, the longest free time first: with `offload`. `split` says into which chunks the
+    loss is divided, if it is: with `split` of `tightfit.step`.
     """
 
     budget: int | None
@@ -207,6 +208,7 @@ class PlanInfo:
     slab: int | None = None
     offloaded: int = 0
     swapped: tuple[Swapped, ...] = ()
+    split: str | None = None
 
     def __str__(self) -> str:
         return notebook.lines(self._title(), notebook.HEAD, notebook.figures(self))
@@ -285,7 +287,7 @@ def info(step: Step, plan: Plan) -> PlanInfo:
         plan.budget, held.peak + plan.beside, held.unplanned_peak + plan.beside, held.seconds,
         held.unplanned_seconds, held.bound_seconds, held.recomputed, step.batch(), bool(plan.accumulated),
         step.joint.has_backward, sorted(step.refused), step.name, step.measured_peak, plan.course.slab,
-        held.below, tuple(Swapped(**facts) for facts in held.swapped),
+        held.below, tuple(Swapped(**facts) for facts in held.swapped), None if plan.split == "off" else plan.split,
     )
 
 

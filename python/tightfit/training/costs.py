@@ -27,7 +27,7 @@ from ..measure import (
 )
 from . import addresses
 from .counting import Count, begin_profile, end_profile
-from .inplace import tried
+from .inplace import PUT, tried
 from .joint import BARRIER
 from .roles import Kind, Role
 
@@ -87,7 +87,8 @@ def costed(document: dict[str, Any], device: torch.device, given: Sequence[Any] 
     with undisturbed(device), _current(device):
         for node in document["nodes"]:
             if takes_time(node, values) and not node["op"].startswith("tightfit."):
-                call = Call.of(node, values)
+                is_put = node["op"] == PUT and bool(node.get("overwrites"))
+                call = Call.of(_moved(node) if is_put else node, values)
                 results = sum(storages[storage] for storage in call.fresh)
                 mine = {} if node.get("mutates") else _read(node, values, there)
                 cost = known.of(call, results, mine)
@@ -95,6 +96,9 @@ def costed(document: dict[str, Any], device: torch.device, given: Sequence[Any] 
                     # Assertions fail on made-up inputs, and make nothing.
                     refused |= {node["name"]: cost} if any(node["outputs"]) else {}
                 else:
+                    if is_put:
+                        nodes.append(node | {"seconds": cost.seconds})
+                        continue
                     _enlarge(storages, node, call, cost, device)
                     workspace = max(cost.peak - sum(storages[storage] for storage in call.fresh), 0)
                     node = {key: item for key, item in node.items() if key != "workspace"} | {"seconds": cost.seconds}
@@ -105,6 +109,12 @@ def costed(document: dict[str, Any], device: torch.device, given: Sequence[Any] 
             nodes.append(node)
     known.keep()
     return Costed(document | {"nodes": nodes, "storages": storages}, refused, known.most)
+
+
+def _moved(node: Mapping[str, Any]) -> dict[str, Any]:
+    """A call that moves what `PUT` does: it copies the part."""
+    part = node["args"][1]
+    return dict(node) | {"op": "aten.clone.default", "args": [part], "inputs": [part["value"]]}
 
 
 def _enlarge(storages: list[int], node: Mapping[str, Any], call: Call, cost: Cost, device: torch.device) -> None:
@@ -179,7 +189,7 @@ def _read(node: Mapping[str, Any], values: Mapping[int, Any],
           there: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
     """The inputs of a call, by position, that lie in given tensors."""
     found = {}
-    for position, value in ((position, values[value]) for position, value in enumerate(node["inputs"])):
+    for position, value in ((position, values[value]) for position, value in enumerate(node.get("inputs", []))):
         tensor = there.get(value.storage)
         if tensor is not None and tensor.dtype == TORCH_DTYPES[value.dtype]:
             found[position] = tensor.as_strided(value.shape, value.strides, value.offset)

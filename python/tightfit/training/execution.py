@@ -74,6 +74,8 @@ class Plan:
     grown: int = 0
     # A search for a faster plan that takes its place.
     search: Search | None = field(default=None, compare=False)
+    # How the step is divided, as `split` gives it.
+    split: str = "off"
     # The addresses of its allocations.
     course: Course = field(default_factory=Course)
 
@@ -170,7 +172,7 @@ class Step:
     @property
     def lost(self) -> float:
         """The seconds that its last plan takes more than no plan, if it has one."""
-        return _lost(self.made[-1]) if self.made else math.inf
+        return lost(self.made[-1]) if self.made else math.inf
 
     # Called by AOTAutograd.
 
@@ -471,7 +473,7 @@ class Step:
             if not holds and self.settings.placement is not Placement.ADDRESSES:
                 # What leaves nothing to gain also works if outputs go; where they have addresses, others do.
                 plan = self._known(accumulated, True, room, arguments, depth, grown)
-                if plan is not None and _lost(plan) == 0:
+                if plan is not None and lost(plan) == 0:
                     return plan
             began = time.perf_counter()
             try:
@@ -892,7 +894,7 @@ def _with(plan: Plan, between: int) -> Plan:
     return plan if plan.between == between else replace(plan, held=with_loss(plan.held, between), between=between)
 
 
-def _lost(plan: Plan) -> float:
+def lost(plan: Plan) -> float:
     """The seconds that a plan takes more than no plan."""
     return max(plan.held.seconds - plan.held.unplanned_seconds, 0.0)
 

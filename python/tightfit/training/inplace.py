@@ -15,6 +15,16 @@ import torch
 
 aten = torch.ops.aten
 
+# Puts a part into a tensor; where that one is overwritten, only the part moves.
+PUT = "aten.slice_scatter.default"
+
+
+def put(whole: torch.Tensor, part: torch.Tensor, dim: int, start: int, end: int) -> torch.Tensor:
+    """Writes a part into its place in a tensor, and returns that."""
+    whole.narrow(dim, start, end - start).copy_(part)
+    return whole
+
+
 # Operators that compute element by element but are not tagged as such.
 _ELEMENTS = {aten.elu_backward.default, aten.hardsigmoid_backward.default, aten.hardswish.default,
              aten.hardtanh_backward.default, aten.huber_loss_backward.default, aten.leaky_relu_backward.default,
@@ -23,6 +33,8 @@ _ELEMENTS = {aten.elu_backward.default, aten.hardsigmoid_backward.default, aten.
 # Operators that read each row before they write it.
 _ROWS = {aten._softmax.default, aten._log_softmax.default, aten._softmax_backward_data.default,
          aten._log_softmax_backward_data.default}
+# Operators that write over their first argument what they add to it.
+_SUMS = {aten.addmm.default}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -42,7 +54,9 @@ class Overwriting:
 
 def overwriting(overload: torch._ops.OpOverload, position: int) -> Overwriting | None:
     """How an operator can overwrite the argument at a position, if PyTorch has a way that needs no memory."""
-    if torch.Tag.pointwise not in overload.tags and overload not in _ELEMENTS | _ROWS:
+    if torch.Tag.pointwise not in overload.tags and overload not in _ELEMENTS | _ROWS | _SUMS:
+        return None
+    if overload in _SUMS and position > 0:
         return None
     schema = overload._schema
     if len(schema.returns) != 1 or schema.is_mutable:

@@ -16,7 +16,6 @@ from .. import _native
 from ..errors import OptionError
 from ..given import asked, flag, size
 
-
 class Placement(Enum):
     """What gives the tensors of a step their places in the device's memory."""
 
@@ -109,6 +108,16 @@ def planner_named(given: Any) -> str:
     if not isinstance(given, str):
         raise OptionError(f"planner={given!r} is no name of a planner; write one such as \"auto\" or \"sac\"")
     return _native.planner(given)
+
+
+def parts_of(split: Any) -> tuple[str, ...]:
+    """The ways to divide a step that are tried, for an option `split`; `"off"` is the step as it is. Raises
+    `OptionError`."""
+    if split == "auto":
+        return ("off", "16", "4")
+    if isinstance(split, bool) or not isinstance(split, (int, str)):
+        raise OptionError(f"split={split!r} says not how a step is divided; give \"off\", \"auto\", or a number of chunks")
+    return (asked(_native.parts, str(split)),)
 
 
 def seconds(given: Any) -> float:

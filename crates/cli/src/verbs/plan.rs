@@ -19,7 +19,7 @@ use tightfit::machine::Machine;
 use tightfit::plan::{Infeasible, LiveTensor, Planner, rewrite};
 use tightfit::profile::Profile;
 use tightfit::schedule::Schedule;
-use tightfit::split::{Parts, divided_at};
+use tightfit::split::{Parts, divided_at, split};
 use tightfit::units::{Bytes, Seconds};
 use tightfit::{BoundOrder, Fitted, schedule};
 use tightfit_engine::{Budget, Divided, Division, FitTask, FittedGraph, fit_divided};
@@ -143,8 +143,8 @@ pub fn plan(arguments: &Arguments) -> Result<ExitCode> {
     let whole_graph = graph.clone();
     let division = Division {
         graph: &|parts| {
-            let batches = batches.decides().then(|| batches.in_parts(parts))?;
-            batches.accumulated(batches.split(sized.clone()).ok()?).ok()
+            let batches = batches.decides().then_some(batches)?;
+            batches.accumulated(split(&sized, parts).ok()?).ok()
         },
         profile: &|parts, graph| {
             // What could not be measured of the step as it is cannot be of its parts.

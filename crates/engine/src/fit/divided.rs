@@ -7,7 +7,7 @@
 
 use tightfit::effort::Effort;
 use tightfit::graph::Graph;
-use tightfit::plan::{Infeasible, needed};
+use tightfit::plan::{Infeasible, PlanError, needed};
 use tightfit::profile::Profile;
 use tightfit::split::{Parts, Sums};
 use tightfit::units::Seconds;
@@ -18,15 +18,11 @@ use crate::fit::{FitTask, FittedGraph, FittingError, fit_graph, whole_budget};
 use crate::reserve::reserve;
 
 /// The divisions that are tried, those that need least first.
-pub const TRIED: [Parts; 8] = [
+pub const TRIED: [Parts; 4] = [
     Parts { chunks: 16, sums: Sums::AtOnce },
     Parts { chunks: 16, sums: Sums::Totals },
-    Parts { chunks: 8, sums: Sums::AtOnce },
-    Parts { chunks: 8, sums: Sums::Totals },
     Parts { chunks: 4, sums: Sums::AtOnce },
     Parts { chunks: 4, sums: Sums::Totals },
-    Parts { chunks: 2, sums: Sums::AtOnce },
-    Parts { chunks: 2, sums: Sums::Totals },
 ];
 /// The part of the effort for a first plan.
 const FIRST: f64 = 0.06;
@@ -78,16 +74,17 @@ pub fn fit_divided(graph: Graph, division: Division<'_>, task: &FitTask<'_>) -> 
         // There may not be that many blocks of rows.
         let form = graph.hash().to_string();
         let at_least = Seconds(rates(&graph) * measured);
-        if tried.contains(&form) || !search.can_be_better(at_least, &best) {
+        if tried.contains(&form)
+            || !search.can_be_better(at_least, &best)
+            || search.needs_more(&graph, &best)
+        {
             continue;
-        }
-        if search.needs_more(&graph, &best) {
-            continue;
-        }
-        if search.left().0 < LAST * task.effort.deadline.0 {
-            break;
         }
         tried.push(form);
+        if search.left().0 < LAST * task.effort.deadline.0 {
+            search.admit(&graph, &mut best);
+            continue;
+        }
         let before = (task.effort.clock)().0;
         let profile = (division.profile)(parts, &graph);
         search.start.0 += (task.effort.clock)().0 - before;
@@ -151,6 +148,18 @@ impl<'a> Search<'a> {
         let least =
             needed(graph, &profile, self.task.planner) + reserve(graph, self.task.machine).total();
         least > planned.budget || self.is_smallest() && least == planned.budget
+    }
+
+    /// A step that was not planned may fit where another one does not: that is no proof then.
+    fn admit(&self, graph: &Graph, best: &mut Divided) {
+        let profile = Profile::new(graph, self.task.machine);
+        let least =
+            needed(graph, &profile, self.task.planner) + reserve(graph, self.task.machine).total();
+        if let Err(FittingError::Fit(FitError::Plan(PlanError::Infeasible(proof)))) =
+            &mut best.planned
+        {
+            proof.needed = proof.needed.min(least);
+        }
     }
 
     fn better(&self, one: Divided, other: Divided) -> Divided {

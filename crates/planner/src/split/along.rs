@@ -234,15 +234,27 @@ impl Call<'_> {
         if spans.chain(made).all(|span| span.dims == 1) {
             return true;
         }
-        let Some(operator) = self.node.operator else { return false };
+        let is_rows = |index: usize| along.literals.iter().any(|&(argument, ..)| argument == index);
+        let Some(operator) = self.node.operator else {
+            // Of what its numbers are, only their places say something.
+            let mut args = self.node.args.iter().enumerate();
+            return args.all(|(index, argument)| is_rows(index) || !has_integers(argument));
+        };
         let parameters = operator.row().signature.positional.iter().enumerate();
         parameters.take(self.node.args.len()).all(|(index, parameter)| match parameter.form {
             Form::Integer | Form::Integers | Form::IntegerOrMore => {
-                let is_rows = along.literals.iter().any(|&(argument, ..)| argument == index);
-                is_rows || parameter.name == "dim"
+                is_rows(index) || ["dim", "normalized_shape"].contains(&parameter.name)
             }
             _ => true,
         })
+    }
+}
+
+fn has_integers(argument: &Argument) -> bool {
+    match argument {
+        Argument::Int(_) => true,
+        Argument::List(items) => items.iter().any(has_integers),
+        _ => false,
     }
 }
 

@@ -40,6 +40,8 @@ struct Chunk {
     number: usize,
     first: u64,
     end: u64,
+    /// Rows of all chunks.
+    rows: u64,
     /// What stands for each value of the part.
     made: HashMap<ValueId, ValueId>,
     /// Parts of values from outside, by the value and the dimension that is cut.
@@ -79,7 +81,8 @@ impl<'a> Emitter<'a> {
         before.iter().for_each(|&id| self.writer.copy(id));
         for (number, ends) in borders.windows(2).enumerate() {
             let (made, parts) = (HashMap::new(), HashMap::new());
-            let mut chunk = Chunk { number, first: ends[0], end: ends[1], made, parts };
+            let mut chunk =
+                Chunk { number, first: ends[0], end: ends[1], rows: self.region.rows, made, parts };
             for (&id, along) in &self.region.calls {
                 self.call(id, along, &mut chunk)?;
             }
@@ -217,7 +220,11 @@ impl<'a> Emitter<'a> {
         reader: &Node,
     ) -> Result<ValueId, SplitError> {
         match (chunk.made.get(&value), span) {
-            (Some(&made), _) => Ok(made),
+            (Some(&made), Some(_)) => Ok(made),
+            (Some(_), None) => Err(SplitError::Unsuited {
+                node: reader.name.clone(),
+                why: "needs other rows, too",
+            }),
             (None, Some(span)) => self.part(chunk, value, span, reader),
             (None, None) => self.before(value, reader),
         }
@@ -234,7 +241,8 @@ impl<'a> Emitter<'a> {
         if let Some(&made) = chunk.parts.get(&(value, span.first)) {
             return Ok(made);
         }
-        if let Some(&whole) = self.totals.get(&value) {
+        let replaced = self.region.into.filter(|&(_, target)| target == value);
+        if let Some(&whole) = replaced.and_then(|(_, target)| self.totals.get(&target)) {
             return self.slice(chunk, (value, whole), span, reader);
         }
         let whole = self.flat(value, span, reader)?;
@@ -249,10 +257,7 @@ impl<'a> Emitter<'a> {
         span: Span,
         reader: &Node,
     ) -> Result<ValueId, SplitError> {
-        let producer = &self.graph.nodes()[self.graph.values()[value].producer];
-        let place = producer.outputs.iter().position(|&output| output == Some(value)).unwrap_or(0);
         let of = ["", ".columns"][span.first.min(1)];
-        let of = if place == 0 { of.to_string() } else { format!(".{place}{of}") };
         let number = |number: u64| Argument::Int(number.cast_signed());
         let args = vec![
             Argument::Value(whole),
@@ -260,7 +265,7 @@ impl<'a> Emitter<'a> {
             number(chunk.first),
             number(chunk.end),
         ];
-        let name = format!("{}{of}.chunk{}", producer.name, chunk.number);
+        let name = format!("{}{of}.chunk{}", self.name_of(value), chunk.number);
         let made = self.writer.first(Call::new(name, "aten.slice.Tensor", args, reader))?;
         chunk.parts.insert((value, span.first), made);
         Ok(made)
@@ -282,9 +287,8 @@ impl<'a> Emitter<'a> {
                 why: "reads rows that do not lie in order",
             });
         }
-        let producer = &self.graph.nodes()[self.graph.values()[value].producer];
         let args = vec![Argument::Value(whole), sizes(&span.flat(&tensor.shape, self.region.rows))];
-        let name = format!("{}.rows", producer.name);
+        let name = format!("{}.rows", self.name_of(value));
         let flat = self.writer.first(Call::new(name, "aten.view.default", args, reader))?;
         self.flat.insert(value, flat);
         Ok(flat)
@@ -302,18 +306,8 @@ impl<'a> Emitter<'a> {
 impl Chunk {
     /// A call of this chunk that stands for another one.
     fn call<'n>(&self, of: &'n Node, op: &'n str, args: Vec<Argument>) -> Call<'n> {
-        Call::new(format!("{}.chunk{}", of.name, self.number), op, args, of)
-    }
-
-    /// A call that goes with it.
-    fn called<'n>(
-        &self,
-        of: &'n Node,
-        what: &str,
-        op: &'static str,
-        args: Vec<Argument>,
-    ) -> Call<'n> {
-        Call::new(format!("{}.{what}.chunk{}", of.name, self.number), op, args, of)
+        let share = Some((self.end - self.first) as f64 / self.rows as f64);
+        Call { share, ..Call::new(format!("{}.chunk{}", of.name, self.number), op, args, of) }
     }
 }
 

@@ -8,7 +8,7 @@ use crate::operator::Unsuited;
 
 /// A text that does not say how a step is divided.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-#[error("give `off`, a number of chunks from 2 to 65536, or that and `:totals`, as in `8:totals`")]
+#[error("give `off`, a number of chunks from 2 to 1024, or that and `:totals`, as in `8:totals`")]
 pub struct NotParts;
 
 /// Why a step cannot be computed in chunks.

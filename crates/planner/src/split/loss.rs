@@ -10,6 +10,8 @@ use crate::split::writer::{Call, Writer, values_of};
 use crate::tensor::{Argument, DType};
 
 const LOSS: &str = "aten.nll_loss_forward.default";
+/// What the loss of what was picked ignores: its targets are the only column, or this.
+const IGNORED: Argument = Argument::Int(-100);
 /// The step with its losses over rows as losses over what was picked of them.
 pub fn picked(graph: &Graph) -> Result<Graph, SplitError> {
     let mut writer = Writer::new(graph);
@@ -43,21 +45,21 @@ fn pick(graph: &Graph, writer: &mut Writer<'_>, loss: &Node) -> Result<(), Split
     let (x, ignored) = (&graph.values()[logarithms].tensor, loss.args[4].clone());
     let [logarithms, target] = [logarithms, target].map(|it| value(writer.of(it)));
 
-    let args = vec![target.clone(), ignored.clone()];
+    let args = vec![target.clone(), ignored];
     let counts = value(writer.first(named("counts", "aten.ne.Scalar", args))?);
     let args = whole(Argument::Int(0));
     let zero = value(writer.typed(named("zero", "aten.full.default", args), DType::I64)?);
-    let args = whole(ignored);
+    let args = whole(IGNORED);
     let none = value(writer.typed(named("none", "aten.full.default", args), DType::I64)?);
     // The class of each row; the first one where none counts.
     let args = vec![counts.clone(), target, zero.clone()];
     let classes = value(writer.first(named("classes", "aten.where.self", args))?);
-    // The only column of each row that counts, and what is ignored elsewhere.
+    // The only column for each row that counts.
     let args = vec![counts, zero, none];
     let column = value(writer.first(named("column", "aten.where.self", args))?);
 
     let reduced = |of: Argument| {
-        let rest = loss.args[2..].iter().cloned();
+        let rest = loss.args[2..4].iter().cloned().chain([IGNORED]);
         [of, column.clone()].into_iter().chain(rest).collect::<Vec<_>>()
     };
     let size = [x.shape[0], 1].map(|extent| Argument::Int(extent.cast_signed()));

@@ -28,7 +28,7 @@ use crate::split::region::Region;
 /// once.
 pub const BLOCK: u64 = 256;
 /// The most chunks that can be asked for.
-const MOST: u64 = 1 << 16;
+const MOST: u64 = 1 << 10;
 /// What says on the command line that sums are totals.
 const TOTALS: &str = "totals";
 /// Borders between columns are multiples of this many.
@@ -135,7 +135,10 @@ pub fn divided_at(graph: &Graph) -> Result<String, SplitError> {
 
 /// Where chunks begin, and where the last one ends.
 fn borders(rows: u64, chunks: u64) -> Vec<u64> {
-    let each = rows.div_ceil(chunks.max(1)).max(1).next_multiple_of(BLOCK);
+    let mut each = rows.div_ceil(chunks.max(1)).max(1).next_multiple_of(BLOCK);
+    if chunks > 1 && each > BLOCK && rows < each + LEAST {
+        each -= BLOCK;
+    }
     let mut borders: Vec<u64> = (0..rows.div_ceil(each)).map(|chunk| chunk * each).collect();
     if borders.len() > 1 && borders.last().is_some_and(|last| rows - last < LEAST) {
         borders.pop();
@@ -150,10 +153,10 @@ mod tests {
 
     #[test]
     fn parts_are_written_as_they_are_read() {
-        for text in ["off", "2", "8:totals", "65536"] {
+        for text in ["off", "2", "8:totals", "1024"] {
             assert_eq!(text.parse::<Parts>().unwrap().to_string(), text);
         }
-        for text in ["", "1", "0", "-2", "8:", "8:sums", "off:totals", "65537"] {
+        for text in ["", "1", "0", "-2", "8:", "8:sums", "off:totals", "1025"] {
             assert_eq!(text.parse::<Parts>(), Err(NotParts), "{text}");
         }
     }
@@ -164,6 +167,8 @@ mod tests {
         assert_eq!(borders(2048, 100), (0..=8).map(|block| block * 256).collect::<Vec<_>>());
         assert_eq!(borders(1000, 2), [0, 512, 1000]);
         assert_eq!(borders(520, 8), [0, 256, 520]);
+        assert_eq!(borders(520, 2), [0, 256, 520]);
+        assert_eq!(borders(1024, 2), [0, 512, 1024]);
         assert_eq!(borders(200, 8), [0, 200]);
         assert_eq!(borders(2048, 1), [0, 2048]);
         assert_eq!(borders(0, 4), [0]);

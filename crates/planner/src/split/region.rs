@@ -52,7 +52,7 @@ impl Region {
         }
         // Tell what is wrong with the last one, which makes the logits.
         let last = products.iter().map(|&(id, _)| id).max();
-        products.sort_by_key(|&(id, value)| (Reverse(graph.values()[value].tensor.elements()), id));
+        products.sort_by_key(|&(id, value)| Reverse((graph.values()[value].tensor.elements(), id)));
         let mut obstacle = None;
         for (id, value) in products {
             match Growth::of(&step, (id, value)).grown(sums) {
@@ -115,16 +115,14 @@ impl<'a> Step<'a> {
         }
         Step { graph, axes, readers }
     }
-}
 
-impl Step<'_> {
     /// Whether what a call makes lies in storages of its own, in order.
     fn makes_its_own(&self, node: &Node) -> bool {
         let values = self.graph.values();
-        let mut inputs = node.inputs.iter().map(|&input| values[input].storage);
+        let reads = |storage| node.inputs.iter().any(|&input| values[input].storage == storage);
         node.outputs.iter().flatten().all(|&output| {
             let output = &values[output];
-            output.tensor.contiguous && inputs.all(|input| input != output.storage)
+            output.tensor.contiguous && !reads(output.storage)
         })
     }
 }
@@ -181,6 +179,7 @@ impl<'a> Growth<'a> {
                 None => break,
             }
         }
+        self.check_rows()?;
         self.check_results()?;
         self.check_order()?;
         Ok(self.region)
@@ -301,6 +300,13 @@ impl<'a> Growth<'a> {
         }
         let along = Along::of(graph, id, &self.step.axes[id], (value, span), self.region.rows)
             .ok_or(Obstacle(id, "is not known to compute each row by itself"))?;
+        let makes = |term: bool| {
+            let mut pieces = along.outputs.iter().filter(|piece| **piece != Piece::Unused);
+            pieces.any(|piece| (*piece == Piece::Term) == term)
+        };
+        if makes(true) && makes(false) {
+            return Err(Obstacle(id, "adds up all rows while it computes them"));
+        }
         let is_known = node.operator.is_some() || is_transposed(node);
         if along.form == Written::Call && !is_known && !self.step.makes_its_own(node) {
             return Err(Obstacle(id, "calls an operator that is not known"));
@@ -362,11 +368,29 @@ impl<'a> Growth<'a> {
         within.into_iter().filter(is_between).collect()
     }
 
+    /// What a call reads of the part are the same rows.
+    fn check_rows(&self) -> Result<(), Obstacle> {
+        let producer = |value: ValueId| self.step.graph.values()[value].producer;
+        for (&id, along) in &self.region.calls {
+            let args = self.step.graph.nodes()[id].args.iter().zip(&along.arguments);
+            for (value, span) in args.flat_map(|(argument, span)| {
+                argument.values().into_iter().map(move |value| (value, *span))
+            }) {
+                let is_made_here = self.region.calls.contains_key(&producer(value));
+                if is_made_here
+                    && (span.is_none() || self.region.spans.get(&value) != span.as_ref())
+                {
+                    return Err(Obstacle(id, "needs other rows, too"));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Nothing wide is a result.
     fn check_results(&self) -> Result<(), Obstacle> {
         let graph = self.step.graph;
-        let is_wide =
-            |value: &&ValueId| self.region.spans.contains_key(value) && self.is_wide(**value);
+        let is_wide = |value: &&ValueId| self.region.wide.contains(value);
         if let Some(value) = graph.outputs().iter().find(is_wide) {
             let producer = graph.values()[*value].producer;
             return Err(Obstacle(producer, "makes a result of the step for all rows"));

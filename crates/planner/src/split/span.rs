@@ -21,6 +21,9 @@ impl Span {
     /// The span that consists of these dimensions, in order, and of such of extent one.
     pub fn of(dims: &[usize], rows: u64, shape: &[u64]) -> Option<Span> {
         let (mut first, last) = (*dims.first()?, *dims.last()?);
+        if dims.iter().any(|&dim| dim >= shape.len()) {
+            return None;
+        }
         while first > 0 && shape[first - 1] == 1 {
             first -= 1;
         }
@@ -96,6 +99,7 @@ mod tests {
         assert_eq!(Span::of(&[0, 2], 6, &[2, 5, 3]), None);
         assert_eq!(Span::of(&[1, 0], 6, &[2, 3]), None);
         assert_eq!(Span::of(&[0], 6, &[2, 3]), None);
+        assert_eq!(Span::of(&[0], 6, &[]), None);
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Writes calls that stand for those of a graph. Invariant: what a call makes is what its operator
 //! derives from its inputs, and lies in a storage of its own, or in that of what it shows.
 
+use std::collections::HashSet;
+
 use cranelift_entity::{PrimaryMap, SecondaryMap};
 
 use crate::graph::{Graph, GraphBuilder, Node, NodeSpec, ValueSpec};
@@ -8,7 +10,7 @@ use crate::id::{NodeId, StorageId, ValueId};
 use crate::operator::{Operator, Output, TypedCall, Types, to_torch};
 use crate::split::SplitError;
 use crate::tensor::{Argument, DType, TensorType, is_contiguous};
-use crate::units::{Bytes, Flops};
+use crate::units::{Bytes, Flops, Seconds};
 
 /// The types of what was made.
 struct Made(PrimaryMap<ValueId, TensorType>);
@@ -32,6 +34,10 @@ pub struct Writer<'a> {
     places: PrimaryMap<ValueId, StorageId>,
     /// The call that was made last.
     last: Option<NodeId>,
+    /// The names that calls have.
+    names: HashSet<String>,
+    /// The device that calls of the graph name, if any does.
+    device: Option<Argument>,
 }
 
 /// A call to be made.
@@ -46,6 +52,8 @@ pub struct Call<'n> {
     pub of: &'n Node,
     /// What it may overwrite, if that dies with it.
     pub over: Option<ValueId>,
+    /// The part of the rows that it computes, if it does what the other call does.
+    pub share: Option<f64>,
 }
 
 impl<'n> Call<'n> {
@@ -56,7 +64,7 @@ impl<'n> Call<'n> {
 
     /// A call with a name of its own.
     pub fn new(name: String, op: &'n str, args: Vec<Argument>, of: &'n Node) -> Call<'n> {
-        Call { name, op, args, of, over: None }
+        Call { name, op, args, of, over: None, share: None }
     }
 
     /// The same, which may overwrite a value if that dies with it.
@@ -87,6 +95,8 @@ impl<'a> Writer<'a> {
             nodes: SecondaryMap::new(),
             places: PrimaryMap::new(),
             last: None,
+            names: graph.nodes().values().map(|node| node.name.clone()).collect(),
+            device: graph.nodes().values().find_map(|node| node.kwarg("device").cloned()),
         }
     }
 
@@ -122,7 +132,11 @@ impl<'a> Writer<'a> {
 
     /// Makes a call whose output is of a type that it is given, and returns that.
     pub fn typed(&mut self, call: Call<'_>, dtype: DType) -> Result<ValueId, SplitError> {
-        let keywords = [("dtype".to_string(), Argument::Text(to_torch(dtype).to_string()))];
+        let mut keywords = vec![("dtype".to_string(), Argument::Text(to_torch(dtype).to_string()))];
+        // What is made of nothing is made where the rest of the graph is.
+        let made_here = call.args.iter().all(|argument| argument.values().is_empty());
+        let device = self.device.clone().filter(|_| made_here);
+        keywords.extend(device.map(|device| ("device".to_string(), device)));
         Ok(self.make(call, &keywords, &[true])?[0].expect("it was asked for"))
     }
 
@@ -172,7 +186,8 @@ impl<'a> Writer<'a> {
         flops: Flops,
     ) -> Vec<Option<ValueId>> {
         let inputs = call.inputs();
-        let Call { name, op, args, of, over } = call;
+        let Call { name, op, args, of, over, share } = call;
+        let name = self.fresh(name, &of.name);
         let is_view = outputs.iter().flatten().any(|output| output.place.is_some());
         let specs: Vec<Option<ValueSpec>> = outputs
             .iter()
@@ -197,13 +212,24 @@ impl<'a> Writer<'a> {
             bytes_read: Bytes(read),
             bytes_written: Bytes(written),
             workspace: if op == of.op { of.workspace } else { Bytes::ZERO },
-            seconds: None,
+            seconds: of.seconds.zip(share).map(|(seconds, share)| Seconds(seconds.0 * share)),
             differentiates: of.differentiates.and_then(|target| self.nodes[target]),
             recomputes: None,
             overwrites: over.into_iter().collect(),
             ..NodeSpec::from(of)
         };
         self.add(spec, &specs)
+    }
+
+    /// The name, with a number if another call has it; `replaced` is the name of a call that goes.
+    fn fresh(&mut self, name: String, replaced: &str) -> String {
+        let mut number = 1;
+        let mut found = name.clone();
+        while found != replaced && !self.names.insert(found.clone()) {
+            number += 1;
+            found = format!("{name}.{number}");
+        }
+        found
     }
 
     /// Where an output lies: in the storage of what it shows, or in one of its own.

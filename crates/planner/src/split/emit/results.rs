@@ -52,7 +52,7 @@ impl Emitter<'_> {
         let tensor = &self.graph.values()[value].tensor;
         let shape = self.region.spans[&value].flat(&tensor.shape, self.region.rows);
         let zero = if tensor.dtype.is_float() { Argument::Float(0.0) } else { Argument::Int(0) };
-        let name = format!("{}.rows", node.name);
+        let name = format!("{}.rows", self.name_of(value));
         let call = Call::new(name, "aten.full.default", vec![sizes(&shape), zero], node);
         self.writer.typed(call, tensor.dtype)
     }
@@ -73,8 +73,8 @@ impl Emitter<'_> {
             number(chunk.first),
             number(chunk.end),
         ];
-        let call = chunk.called(node, "into", SLICE_SCATTER, args).over(whole);
-        self.writer.first(call)
+        let name = format!("{}.into.chunk{}", self.name_of(value), chunk.number);
+        self.writer.first(Call::new(name, SLICE_SCATTER, args, node).over(whole))
     }
 
     /// A product over the rows of a chunk, which continues the sum over those before.
@@ -103,14 +103,15 @@ impl Emitter<'_> {
         term: ValueId,
         chunk: &Chunk,
     ) -> Result<(), SplitError> {
+        let name = format!("{}.total.chunk{}", self.name_of(output), chunk.number);
         let made = match self.totals.get(&output) {
             Some(&total) => {
                 let args = vec![Argument::Value(total), Argument::Value(term)];
-                let call = chunk.called(node, "total", "aten.add.Tensor", args);
+                let call = Call::new(name, "aten.add.Tensor", args, node);
                 self.writer.first(call.over(total))?
             }
             None if self.is_short(output) => {
-                let call = chunk.called(node, "total", TO_COPY, vec![Argument::Value(term)]);
+                let call = Call::new(name, TO_COPY, vec![Argument::Value(term)], node);
                 self.writer.typed(call, DType::F32)?
             }
             None => term,
@@ -136,7 +137,8 @@ impl Emitter<'_> {
                 let made = match self.is_short(output) {
                     true => {
                         let dtype = self.graph.values()[output].tensor.dtype;
-                        let call = Call::named(node, TO_COPY, vec![Argument::Value(total)]);
+                        let (name, args) = (self.name_of(output), vec![Argument::Value(total)]);
+                        let call = Call::new(name, TO_COPY, args, node);
                         self.writer.typed(call, dtype)?
                     }
                     false => total,
@@ -162,11 +164,9 @@ impl Emitter<'_> {
         let span = self.region.spans[&output];
         let parts = parts.iter().map(|&part| Argument::Value(part)).collect();
         let args = vec![Argument::List(parts), Argument::Int(span.first as i64)];
-        let mut call = Call::named(node, "aten.cat.default", args);
-        if span.dims > 1 {
-            call.name = format!("{}.rows", node.name);
-        }
-        let rows = self.writer.first(call)?;
+        let name = self.name_of(output);
+        let name = if span.dims > 1 { format!("{name}.rows") } else { name };
+        let rows = self.writer.first(Call::new(name, "aten.cat.default", args, node))?;
         self.unflat(node, output, rows)
     }
 
@@ -181,7 +181,16 @@ impl Emitter<'_> {
             return Ok(rows);
         }
         let args = vec![Argument::Value(rows), sizes(&self.graph.values()[value].tensor.shape)];
-        self.writer.first(Call::named(node, "aten.view.default", args))
+        self.writer.first(Call::new(self.name_of(value), "aten.view.default", args, node))
+    }
+
+    /// The name of what makes a value, with the number of the output if it is not the first.
+    pub(super) fn name_of(&self, value: ValueId) -> String {
+        let producer = &self.graph.nodes()[self.graph.values()[value].producer];
+        match producer.outputs.iter().position(|&output| output == Some(value)) {
+            None | Some(0) => producer.name.clone(),
+            Some(place) => format!("{}.{place}", producer.name),
+        }
     }
 
     /// Whether sums of a value's type lose what they are added to.
