@@ -186,6 +186,13 @@ def test_totals_hold_less_and_train_nearly_the_same():
         torch.testing.assert_close(one, other)
 
 
+def test_logits_that_are_returned_stay_whole():
+    model = Words(biased=False)
+    step = tightfit.step(model, flat, torch.optim.SGD(model.parameters(), lr=0.1), budget="1GiB", split=2, outputs=True)
+    _, logits = step(*batch())
+    assert logits.shape == (SAMPLES, LENGTH, WORDS) and step.plans[-1].split is None
+
+
 def test_what_cannot_be_divided_is_planned_as_it_is():
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
     step = tightfit.step(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1), budget="1GiB", split=4)

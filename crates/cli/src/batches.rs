@@ -9,7 +9,7 @@ use tightfit::exit::coded;
 use tightfit::graph::Graph;
 use tightfit::pipeline::{PipelineError, accumulate};
 use tightfit::sizes::{Dimension, LEAST, SizeError, resized};
-use tightfit::split::{NotParts, Parts, divided_at, split};
+use tightfit::split::{NotParts, Parts, split};
 use tightfit_engine::{PARTS_TRIED, Step};
 
 use crate::failure::Result;
@@ -170,13 +170,7 @@ impl Batches {
     pub fn split(self, graph: Graph) -> Result<Graph> {
         match self.split {
             Split::Into(Parts::WHOLE) => Ok(graph),
-            Split::Into(parts) => {
-                let divided = split(&graph, parts)?;
-                if let Err(error) = divided_at(&graph) {
-                    note!("note: only the gradient of a table is divided: {error}");
-                }
-                Ok(divided)
-            }
+            Split::Into(parts) => Ok(split(&graph, parts)?),
             Split::Auto => Err(Undecided.into()),
         }
     }

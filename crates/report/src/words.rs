@@ -66,7 +66,8 @@ fn of_loss(course: &Course<'_>) -> Option<String> {
     (held.0 >= course.peak.0 / 10 && held > Bytes::ZERO).then(|| {
         format!(
             "At least {held} of it belong to the loss. Computed in {CHUNKS} chunks of rows, one \
-             after another, it would hold an eighth of that at a time: about {} less.",
+             after another (`--split {CHUNKS}`), it would hold an eighth of that at a time: about \
+             {} less.",
             Bytes(held.0 / CHUNKS * (CHUNKS - 1))
         )
     })

@@ -189,7 +189,9 @@ pub fn plan(arguments: &Arguments) -> Result<ExitCode> {
     });
     let whole = whole.as_ref().unwrap_or(&planned.unplanned);
     let (graph, machine, planned) = (&graph, &machine, &planned);
-    let answer = Answer { arguments, graph, machine, planned, whole, divided, building, seconds };
+    let nodes = whole_graph.compute_nodes().len();
+    let answer =
+        Answer { arguments, graph, machine, planned, whole, nodes, divided, building, seconds };
     let written = answer.write(&profile)?;
     let code = interrupt::code();
     if arguments.json {
@@ -251,6 +253,8 @@ struct Answer<'a> {
     planned: &'a FittedGraph,
     /// The step as it is, unplanned.
     whole: &'a Fitted,
+    /// The nodes that it computes.
+    nodes: usize,
     /// How it is divided, if the planner decided that it is.
     divided: Option<Chunked>,
     /// Time to make one graph of all micro-batches, in seconds.
@@ -359,7 +363,7 @@ impl Answer<'_> {
             "unplanned peak",
             unplanned.peak,
             "{}, {} of parameters, state and batch{with_process}",
-            output::several(graph.compute_nodes().len(), "node", "s"),
+            output::several(self.nodes, "node", "s"),
             graph.static_bytes()
         )?;
         if planned.reserve.total() > Bytes::ZERO {

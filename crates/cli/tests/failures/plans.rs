@@ -18,7 +18,8 @@ fn a_plan_for_another_graph() {
             error: FOLDER/plan: the plan was made for another graph: it names hash \
             f06c038c9b5034ae677b521b698099e650f401cff94cf4071d3841ac726bfc96, the graph's \
             is 7bc3f12669fab9f7895c1a3a8e4db8f5dbeb8d60dc43c002713f656930a7f574; pass that \
-            graph, with batches of the same size and number, or plan this one
+            graph, with batches of the same size and number and the same --split, or plan \
+            this one
         "#]],
     );
 }

@@ -53,7 +53,8 @@ pub enum PlanFileError {
     /// The plan was made for another graph.
     #[error(
         "the plan was made for another graph: it names hash {planned}, the graph's is {actual}; \
-         pass that graph, with batches of the same size and number, or plan this one"
+         pass that graph, with batches of the same size and number and the same --split, or \
+         plan this one"
     )]
     OtherGraph {
         /// The hash of the graph that the plan was made for.

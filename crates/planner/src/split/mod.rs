@@ -90,17 +90,13 @@ impl FromStr for Parts {
 /// chunk.
 ///
 /// # Errors
-/// [`SplitError`] if nothing can be divided.
+/// [`SplitError`] if no part can be divided by rows.
 pub fn split(graph: &Graph, parts: Parts) -> Result<Graph, SplitError> {
     if parts.chunks <= 1 {
         return Ok(graph.clone());
     }
-    let rows = by_rows(graph, parts);
-    let divided = rows.as_ref().unwrap_or(graph);
-    match by_columns(divided, parts.chunks) {
-        Some(columns) => columns,
-        None => rows,
-    }
+    let graph = by_rows(graph, parts)?;
+    Ok(by_columns(&graph, parts.chunks).unwrap_or(graph))
 }
 
 /// The step with the largest part that can be divided by rows.
@@ -114,13 +110,16 @@ fn by_rows(graph: &Graph, parts: Parts) -> Result<Graph, SplitError> {
     Emitter::new(&graph, &region).split(&borders)
 }
 
-/// The step with the gradient of its largest table by columns, if something becomes of that.
-fn by_columns(graph: &Graph, chunks: u64) -> Option<Result<Graph, SplitError>> {
+/// The step with the gradient of its largest table by columns, if that can be divided.
+fn by_columns(graph: &Graph, chunks: u64) -> Option<Graph> {
     let region = Region::of_table(graph)?;
     let each = region.rows.div_ceil(chunks).next_multiple_of(COLUMNS);
     let mut borders: Vec<u64> = (0..region.rows.div_ceil(each)).map(|chunk| chunk * each).collect();
     borders.push(region.rows);
-    (borders.len() > 2).then(|| Emitter::new(graph, &region).split(&borders))
+    if borders.len() <= 2 {
+        return None;
+    }
+    Emitter::new(graph, &region).split(&borders).ok()
 }
 
 /// The name of the product of which [`split`] makes some rows at a time.

@@ -120,7 +120,8 @@ fn plans_for_something_else() {
         expect![
             "OtherGraph: the plan was made for another graph: it names hash 0000, the graph's is \
              fb516e0f5916960f5e712daa1672aef132f9c208035a63b56393c36bc0427d6d; pass that graph, \
-             with batches of the same size and number, or plan this one"
+             with batches of the same size and number and the same --split, or \
+         plan this one"
         ],
     );
     with(
