@@ -33,7 +33,7 @@ _ELEMENTS = {aten.elu_backward.default, aten.hardsigmoid_backward.default, aten.
 # Operators that read each row before they write it.
 _ROWS = {aten._softmax.default, aten._log_softmax.default, aten._softmax_backward_data.default,
          aten._log_softmax_backward_data.default}
-# Operators that write over their first argument what they add to it.
+# Operators that write over their first argument what they add to it; where a graph says so, which nothing has to try.
 _SUMS = {aten.addmm.default}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -101,7 +101,7 @@ def tried(overload: torch._ops.OpOverload, made: Callable[[], tuple[list[Any], d
     positions = []
     for position in range(len(overload._schema.arguments)):
         how = overwriting(overload, position)
-        if how is None:
+        if how is None or overload in _SUMS:
             continue
         # The tensors of one call at a time: those of the previous position are freed.
         taken = _taken(overload, how, made, peak_of)
