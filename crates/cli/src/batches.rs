@@ -57,7 +57,9 @@ enum Split {
 fn split_of(text: &str) -> Result<Split, String> {
     match text {
         "auto" => Ok(Split::Auto),
-        text => text.parse().map(Split::Into).map_err(|error: NotParts| error.to_string()),
+        text => {
+            text.parse().map(Split::Into).map_err(|error: NotParts| format!("{error}; or `auto`"))
+        }
     }
 }
 

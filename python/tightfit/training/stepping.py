@@ -271,6 +271,13 @@ class _WholeStep(Step):
     def _planned(self, *given: Any, **named: Any) -> Plan:
         """The best plan of the step as it is and in chunks. Raises `InfeasibleBudget`, that of what needs least, if there
         is none."""
+        try:
+            return self._best(*given, **named)
+        finally:
+            self._now = "off"
+
+    def _best(self, *given: Any, **named: Any) -> Plan:
+        """The same; what was tried last stays noted."""
         found: list[Plan] = []
         refused: list[InfeasibleBudget] = []
         for self._now in self._parts:
@@ -283,7 +290,7 @@ class _WholeStep(Step):
             except _Indivisible:
                 if len(self._parts) == 1:
                     self._parts = ("off",)
-                    return self._planned(*given, **named)
+                    return self._best(*given, **named)
                 break
         if not found:
             raise min(refused, key=lambda error: (error.needed, error.smallest))

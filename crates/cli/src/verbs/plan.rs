@@ -149,7 +149,8 @@ pub fn plan(arguments: &Arguments) -> Result<ExitCode> {
         profile: &|parts, graph| {
             // What could not be measured of the step as it is cannot be of its parts.
             let known = calls::known(&machine);
-            if parts != Parts::WHOLE && !known.covers(&whole_graph) {
+            let is_tried = is_step && !arguments.costs.roofline;
+            if parts != Parts::WHOLE && is_tried && !known.covers(&whole_graph) {
                 return Profile::measured(graph, &machine, &known);
             }
             let batches = if batches.decides() { batches.in_parts(parts) } else { batches };

@@ -10,7 +10,7 @@ use tightfit::graph::Graph;
 use tightfit::plan::{Infeasible, PlanError, needed};
 use tightfit::profile::Profile;
 use tightfit::split::{Parts, Sums};
-use tightfit::units::Seconds;
+use tightfit::units::{Bytes, Seconds};
 use tightfit::{FitError, Fitted};
 
 use crate::budget::Budget;
@@ -144,22 +144,23 @@ impl<'a> Search<'a> {
     /// Whether every plan of a step needs more than the budget, or than the best one.
     fn needs_more(&self, graph: &Graph, best: &Divided) -> bool {
         let Ok(planned) = best.planned.as_ref() else { return false };
-        let profile = Profile::new(graph, self.task.machine);
-        let least =
-            needed(graph, &profile, self.task.planner) + reserve(graph, self.task.machine).total();
+        let least = self.least(graph);
         least > planned.budget || self.is_smallest() && least == planned.budget
     }
 
     /// A step that was not planned may fit where another one does not: that is no proof then.
     fn admit(&self, graph: &Graph, best: &mut Divided) {
-        let profile = Profile::new(graph, self.task.machine);
-        let least =
-            needed(graph, &profile, self.task.planner) + reserve(graph, self.task.machine).total();
         if let Err(FittingError::Fit(FitError::Plan(PlanError::Infeasible(proof)))) =
             &mut best.planned
         {
-            proof.needed = proof.needed.min(least);
+            proof.needed = proof.needed.min(self.least(graph));
         }
+    }
+
+    /// A budget that every plan of a step needs.
+    fn least(&self, graph: &Graph) -> Bytes {
+        let profile = Profile::new(graph, self.task.machine);
+        needed(graph, &profile, self.task.planner) + reserve(graph, self.task.machine).total()
     }
 
     fn better(&self, one: Divided, other: Divided) -> Divided {

@@ -236,7 +236,7 @@ impl Call<'_> {
         }
         let is_rows = |index: usize| along.literals.iter().any(|&(argument, ..)| argument == index);
         let Some(operator) = self.node.operator else {
-            // Of what its numbers are, only their places say something.
+            // Dimensions may be among its whole numbers; which, is not known.
             let mut args = self.node.args.iter().enumerate();
             return args.all(|(index, argument)| is_rows(index) || !has_integers(argument));
         };

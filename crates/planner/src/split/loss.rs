@@ -6,7 +6,7 @@ use crate::graph::{Graph, Node};
 use crate::id::ValueId;
 use crate::operator::Operator;
 use crate::split::SplitError;
-use crate::split::writer::{Call, Writer, values_of};
+use crate::split::writer::{Call, Writer, unknown};
 use crate::tensor::{Argument, DType};
 
 const LOSS: &str = "aten.nll_loss_forward.default";
@@ -41,7 +41,9 @@ fn pick(graph: &Graph, writer: &mut Writer<'_>, loss: &Node) -> Result<(), Split
     let named = |what: &str, op, args| Call::new(format!("{}.{what}", loss.name), op, args, loss);
     let whole = |number: Argument| vec![Argument::List(Vec::new()), number];
     let value = |value: ValueId| Argument::Value(value);
-    let [logarithms, target] = [0, 1].map(|index| values_of(loss)[index]);
+    let [Argument::Value(logarithms), Argument::Value(target), ..] = loss.args[..] else {
+        return Err(unknown(loss));
+    };
     let (x, ignored) = (&graph.values()[logarithms].tensor, loss.args[4].clone());
     let [logarithms, target] = [logarithms, target].map(|it| value(writer.of(it)));
 

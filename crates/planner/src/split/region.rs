@@ -1,7 +1,8 @@
 //! A part of a step that can be computed for some rows at a time. Invariant: it begins with a
 //! product of matrices and ends with others; it holds every call that reads what the first one
 //! makes, or something as wide that follows from it, and every call between two of its own; each
-//! computes rows from the same rows, or adds up a term for each of them.
+//! computes rows from the same rows, or adds up a term for each of them. The gradient of a table is
+//! such a part along its columns.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};

@@ -326,11 +326,6 @@ impl<'a> Writer<'a> {
 /// Puts a part into a tensor.
 pub const SLICE_SCATTER: &str = "aten.slice_scatter.default";
 
-/// The tensors among the arguments.
-pub fn values_of(node: &Node) -> Vec<ValueId> {
-    node.args.iter().flat_map(Argument::values).collect()
-}
-
 /// A call of an operator that is not in the table.
 pub fn unknown(node: &Node) -> SplitError {
     SplitError::Unsuited { node: node.name.clone(), why: "calls an operator that is not known" }
