@@ -121,6 +121,7 @@ pub(crate) fn compile(
         Op::BitwiseNot => pointwise::bitwise_not(operands),
         Op::ThresholdBackward => pointwise::threshold_backward(operands),
         Op::Where => pointwise::choose(operands),
+        Op::Empty => movement::empty(operands),
         Op::Full => movement::full(operands, 1),
         Op::FullLike => movement::full(operands, 1),
         Op::ScalarTensor => movement::full(operands, 0),

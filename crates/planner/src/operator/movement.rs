@@ -29,6 +29,12 @@ pub fn full(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     Ok(vec![Output::computed(&shape, dtype)])
 }
 
+/// `empty(size)`: memory whose elements are not defined until they are written.
+pub fn room(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    let shape = extents(&call.integers(0, "size")?)?;
+    formatted(call, &shape, call.dtype(usize::MAX, "dtype")?.unwrap_or(DType::F32))
+}
+
 /// Memory for a tensor that another rank makes.
 pub fn incoming(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let shape = extents(&call.integers(0, "size")?)?;
@@ -111,16 +117,21 @@ pub fn scalar(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
 pub fn converted(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let x = call.tensor(0)?;
     let dtype = call.dtype(usize::MAX, "dtype")?.unwrap_or(x.dtype);
+    formatted(call, &x.shape, dtype)
+}
+
+/// A tensor of this shape, in the memory format that is given.
+fn formatted(call: &TypedCall<'_>, shape: &[u64], dtype: DType) -> Result<Vec<Output>, Unsuited> {
     let rank = match call.argument(usize::MAX, "memory_format") {
         Some(Argument::Text(format)) if format == "torch.channels_last" => Some(4),
         Some(Argument::Text(format)) if format == "torch.channels_last_3d" => Some(5),
         _ => None,
     };
-    if rank.is_some_and(|rank| rank != x.shape.len()) {
+    if rank.is_some_and(|rank| rank != shape.len()) {
         let name = "memory_format".to_string();
         return Err(Unsuited::Keyword { name, wanted: "one for this many dimensions" });
     }
-    Ok(vec![Output::computed(&x.shape, dtype)])
+    Ok(vec![Output::computed(shape, dtype)])
 }
 
 /// `arange(start, end, step = 1)`: ⌈(end − start) / step⌉ elements.

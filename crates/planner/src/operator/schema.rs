@@ -48,6 +48,10 @@ pub const FULL: Signature = Signature {
     positional: &[given("size", Integers), given("fill_value", Number)],
     keyword: &[DTYPE, LAYOUT, DEVICE, PIN_MEMORY],
 };
+pub const EMPTY: Signature = Signature {
+    positional: &[given("size", Integers)],
+    keyword: &[DTYPE, LAYOUT, DEVICE, PIN_MEMORY, MEMORY_FORMAT],
+};
 pub const FULL_LIKE: Signature = Signature {
     positional: &[SELF, given("fill_value", Number)],
     keyword: &[DTYPE, LAYOUT, DEVICE, PIN_MEMORY, MEMORY_FORMAT],

@@ -178,6 +178,8 @@ operators! {
     Where "aten.where.self" schema::WHERE:
         elementwise::choice, axes::elements, [TRUTH, ANY] [1, 2] MOVES, Pure;
     // creating and moving
+    Empty "aten.empty.memory_format" schema::EMPTY:
+        movement::room, axes::sized, [ANY] [] MOVES, Pure;
     Full "aten.full.default" schema::FULL:
         movement::full, axes::sized, [ANY] [] MOVES, Pure;
     FullLike "aten.full_like.default" schema::FULL_LIKE:

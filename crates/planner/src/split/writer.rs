@@ -197,8 +197,9 @@ impl<'a> Writer<'a> {
         let read = if is_view { 0 } else { inputs.iter().map(bytes).sum() };
         let size = |spec: &ValueSpec| spec.shape.iter().product::<u64>() * spec.dtype.size();
         let written = if is_view { 0 } else { specs.iter().flatten().map(size).sum() };
-        // A part that is put in its place is all that moves.
+        // A part that is put in its place is all that moves, and room for it moves nothing.
         let (read, written) = match (op, &inputs[..]) {
+            (EMPTY, _) => (0, 0),
             (SLICE_SCATTER, [whole, part]) if over == Some(*whole) => (bytes(part), bytes(part)),
             _ => (read, written),
         };
@@ -323,6 +324,8 @@ impl<'a> Writer<'a> {
     }
 }
 
+/// Makes room for a tensor that is written in parts.
+pub const EMPTY: &str = "aten.empty.memory_format";
 /// Puts a part into a tensor.
 pub const SLICE_SCATTER: &str = "aten.slice_scatter.default";
 

@@ -29,7 +29,6 @@ pub fn rule(name: &str) -> Option<Axes> {
     Some(match name {
         "aten.bernoulli.p" | "aten.rand_like.default" | "aten.randn_like.default" => drawn::<1>,
         "aten.empty_permuted.default"
-        | "aten.empty.memory_format"
         | "aten.ones.default"
         | "aten.rand.default"
         | "aten.randn.default"

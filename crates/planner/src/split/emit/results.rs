@@ -6,7 +6,7 @@ use crate::graph::Node;
 use crate::id::{NodeId, ValueId};
 use crate::split::SplitError;
 use crate::split::emit::{Chunk, Emitter, sizes};
-use crate::split::writer::{Call, SLICE_SCATTER};
+use crate::split::writer::{Call, EMPTY, SLICE_SCATTER};
 use crate::tensor::{Argument, DType};
 
 const TO_COPY: &str = "aten._to_copy.default";
@@ -51,9 +51,8 @@ impl Emitter<'_> {
     fn room(&mut self, node: &Node, value: ValueId) -> Result<ValueId, SplitError> {
         let tensor = &self.graph.values()[value].tensor;
         let shape = self.region.spans[&value].flat(&tensor.shape, self.region.rows);
-        let zero = if tensor.dtype.is_float() { Argument::Float(0.0) } else { Argument::Int(0) };
         let name = format!("{}.rows", self.name_of(value));
-        let call = Call::new(name, "aten.full.default", vec![sizes(&shape), zero], node);
+        let call = Call::new(name, EMPTY, vec![sizes(&shape)], node);
         self.writer.typed(call, tensor.dtype)
     }
 
