@@ -8,9 +8,11 @@ use thiserror::Error;
 use tightfit::exit::coded;
 use tightfit::graph::Graph;
 use tightfit::pipeline::{PipelineError, accumulate};
+use tightfit::plan::Planner;
+use tightfit::profile::Profile;
 use tightfit::sizes::{Dimension, LEAST, SizeError, resized};
 use tightfit::split::{NotParts, Parts, split};
-use tightfit_engine::{PARTS_TRIED, Step};
+use tightfit_engine::{Divided, Division, FitTask, PARTS_TRIED, Step, fit_divided};
 
 use crate::failure::Result;
 
@@ -39,10 +41,10 @@ pub struct Batches {
     micro_batches: u32,
     /// Chunks of rows in which the loss is computed, so that its logits exist for some rows at a
     /// time; `N:totals`: their gradient, too, of which each chunk adds a term to that of the
-    /// weight; `auto`: whatever makes the fastest plan (`check`: whatever the plan is for); `off`:
-    /// all rows at once
-    #[arg(long, value_name = "off|auto|N", default_value = "off", value_parser = split_of)]
-    split: Split,
+    /// weight; `off`: all rows at once; `auto`: whatever makes the fastest plan (`check`: whatever
+    /// the plan is for) [default: off with one planner by name, or on several ranks, else auto]
+    #[arg(long, value_name = "off|auto|N", value_parser = split_of)]
+    split: Option<Split>,
 }
 
 /// How a step is divided.
@@ -66,8 +68,8 @@ fn split_of(text: &str) -> Result<Split, String> {
 /// How a step is divided is to be decided where there is no plan to decide it by.
 #[derive(Debug, Error)]
 #[error(
-    "`--split auto` is for `plan` and `check`; give a number of chunks here, as the one that \
-     `plan` found, or `off`"
+    "`--split auto` is for one step that one process plans; give a number of chunks here, as the \
+     one that `plan` found, or `off`"
 )]
 struct Undecided;
 
@@ -83,12 +85,12 @@ impl Default for Batches {
 impl Batches {
     /// This many micro-batches, each as captured.
     pub fn of_micro_batches(micro_batches: u32) -> Batches {
-        Batches { samples: None, length: None, micro_batches, split: Split::Into(Parts::WHOLE) }
+        Batches { samples: None, length: None, micro_batches, split: None }
     }
 
     /// One batch with this many samples, each of this length; where `None` is given, as captured.
     pub fn of_size(samples: Option<u64>, length: Option<u64>) -> Batches {
-        Batches { samples, length, micro_batches: 1, split: Split::Into(Parts::WHOLE) }
+        Batches { samples, length, micro_batches: 1, split: None }
     }
 
     /// These batches, with the sizes of `later` where it has some.
@@ -102,41 +104,59 @@ impl Batches {
         Ok(self.accumulated(self.split(self.sized(graph)?)?)?)
     }
 
-    /// Whether the plan decides how the step is divided.
-    pub fn decides(self) -> bool {
-        self.split == Split::Auto
+    /// How the step is divided; `None`: as makes the best plan. A planner that is asked for by name
+    /// plans the step as it is.
+    pub fn parts(self, planner: Planner) -> Option<Parts> {
+        match self.split {
+            Some(Split::Into(parts)) => Some(parts),
+            None if planner != Planner::Auto => Some(Parts::WHOLE),
+            Some(Split::Auto) | None => None,
+        }
     }
 
     /// These batches, in these parts.
     pub fn in_parts(self, parts: Parts) -> Batches {
-        Batches { split: Split::Into(parts), ..self }
+        Batches { split: Some(Split::Into(parts)), ..self }
     }
 
-    /// The step that a plan was made for, and the plan, which `read` reads for a step.
+    /// The step of these batches, of which one has the size of `sized`, as a plan was made for it,
+    /// and the plan, which `read` reads for a step.
     pub fn of_plan<T>(
         self,
-        graph: Graph,
+        sized: &Graph,
         read: impl Fn(&Graph) -> Result<T>,
     ) -> Result<(Graph, T)> {
-        if !self.decides() {
-            let graph = self.of(graph)?;
-            let plan = read(&graph)?;
-            return Ok((graph, plan));
-        }
-        let sized = self.sized(graph)?;
-        let whole = self.accumulated(sized.clone())?;
-        let refused = match read(&whole) {
-            Ok(plan) => return Ok((whole, plan)),
+        let given = match self.split {
+            Some(Split::Into(parts)) => Some(parts),
+            Some(Split::Auto) | None => None,
+        };
+        let graph = self.accumulated(split(sized, given.unwrap_or(Parts::WHOLE))?)?;
+        let refused = match read(&graph) {
+            Ok(plan) => return Ok((graph, plan)),
             Err(error) => error,
         };
-        for parts in PARTS_TRIED {
-            let Ok(graph) = split(&sized, parts) else { continue };
+        for parts in PARTS_TRIED.into_iter().filter(|_| given.is_none()) {
+            let Ok(graph) = split(sized, parts) else { continue };
             let graph = self.accumulated(graph)?;
             if let Ok(plan) = read(&graph) {
                 return Ok((graph, plan));
             }
         }
         Err(refused)
+    }
+
+    /// Plans the step of these batches, one of which has the size of `sized`, divided as these say.
+    pub fn fit(
+        self,
+        sized: &Graph,
+        profile: &dyn Fn(Parts, &Graph) -> Profile,
+        task: &FitTask<'_>,
+    ) -> Result<Divided> {
+        let whole = self.accumulated(sized.clone())?;
+        let given = self.parts(task.planner);
+        given.map_or(Ok(()), |parts| split(sized, parts).map(drop))?;
+        let graph = &|parts| self.accumulated(split(sized, parts).ok()?).ok();
+        Ok(fit_divided(whole, Division { given, graph, profile }, task))
     }
 
     /// The step made of as many micro-batches, each as the graph has it.
@@ -156,24 +176,29 @@ impl Batches {
         resized(graph, &self.sizes().collect::<Vec<_>>())
     }
 
-    /// A step that can be trained, of one of these batches, with its loss in chunks.
+    /// A step that can be trained, of one of these batches.
     pub fn sized_step(self, step: Step) -> Result<Step> {
         let unseen: Vec<Unseen> = self.unseen(&step.training).collect();
         let resized = step.resized(&self.sizes().collect::<Vec<_>>())?;
         unseen.into_iter().for_each(Unseen::tell);
-        Ok(match self.split {
-            Split::Into(Parts::WHOLE) => resized,
-            Split::Into(parts) => resized.split(parts)?,
-            Split::Auto => return Err(Undecided.into()),
-        })
+        Ok(resized)
+    }
+
+    /// The same with its loss in chunks.
+    pub fn split_step(self, step: Step) -> Result<Step> {
+        match self.split {
+            None | Some(Split::Into(Parts::WHOLE)) => Ok(step),
+            Some(Split::Into(parts)) => Ok(step.split(parts)?),
+            Some(Split::Auto) => Err(Undecided.into()),
+        }
     }
 
     /// The step with its loss in chunks. A step at another size has other chunks.
     pub fn split(self, graph: Graph) -> Result<Graph> {
         match self.split {
-            Split::Into(Parts::WHOLE) => Ok(graph),
-            Split::Into(parts) => Ok(split(&graph, parts)?),
-            Split::Auto => Err(Undecided.into()),
+            None | Some(Split::Into(Parts::WHOLE)) => Ok(graph),
+            Some(Split::Into(parts)) => Ok(split(&graph, parts)?),
+            Some(Split::Auto) => Err(Undecided.into()),
         }
     }
 
@@ -189,14 +214,22 @@ impl Batches {
         self.micro_batches
     }
 
+    /// The chunks that are asked for, if any are.
+    pub fn chunks(self) -> Option<u64> {
+        match self.split {
+            Some(Split::Into(parts)) if parts != Parts::WHOLE => Some(parts.chunks),
+            _ => None,
+        }
+    }
+
     /// The options for the fewest micro-batches whose step has every call that the requested number
     /// has.
     pub fn tried(self) -> Vec<String> {
         let sizes = self.sizes().map(|(dimension, size)| (dimension.name(), size));
         let micro_batches = ("microbatches", u64::from(self.micro_batches.min(TRIED)));
         let parts = match self.split {
-            Split::Into(parts) if parts.chunks > 1 => Some(("split", parts.to_string())),
-            Split::Into(_) | Split::Auto => None,
+            Some(Split::Into(parts)) if parts.chunks > 1 => Some(("split", parts.to_string())),
+            _ => None,
         };
         let numbers = sizes.chain([micro_batches]);
         let all = numbers.map(|(name, number)| (name, number.to_string())).chain(parts);

@@ -6,12 +6,14 @@ use std::collections::BTreeMap;
 
 use tightfit::effort::Effort;
 use tightfit::exit::{Coded, Refusal};
+use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;
 use tightfit::sizes::{LEAST, Range, SizeError, Sizes, Trial, largest};
+use tightfit::split::{Parts, split};
 use tightfit::units::{Bytes, Seconds};
-use tightfit_engine::{Budget, FitTask, FittedGraph, FittingError, fit_graph};
+use tightfit_engine::{Budget, Divided, FitTask, FittedGraph, FittingError, PARTS_TRIED};
 
 use crate::batches::Batches;
 use crate::failure::{Failure, Result};
@@ -43,15 +45,17 @@ pub struct Tried {
 pub struct Plan {
     /// All but the next.
     pub figures: Figures,
+    /// In which parts the step is computed.
+    pub parts: Parts,
     /// The most bytes held, with what the process takes besides the slab.
     pub held: Bytes,
-    /// The time of a step without a plan.
+    /// The time of a step without a plan, as it is.
     pub unplanned: Seconds,
-    /// The time that no plan beats, if something is proven.
+    /// The time that no plan in these parts beats, if something is proven.
     pub bound: Option<Seconds>,
     /// What an update takes per second of the planned step.
     pub per_second: f64,
-    /// What no plan exceeds.
+    /// What no plan in these parts exceeds.
     pub most_per_second: Option<f64>,
 }
 
@@ -163,6 +167,22 @@ impl Question<'_> {
         })
     }
 
+    fn fit(&self, sized: &Graph, task: &FitTask<'_>) -> Result<Divided> {
+        self.batches.fit(sized, &|_, graph| Profile::new(graph, self.machine), task)
+    }
+
+    /// The bytes that suffice for a size in these parts, if it can be divided.
+    fn least(&self, sized: &Graph, parts: Parts, brief: &FitTask<'_>) -> Option<Bytes> {
+        let parts = match self.batches.parts(self.planner) {
+            Some(given) => given,
+            None if split(sized, parts).is_ok() => parts,
+            None => Parts::WHOLE,
+        };
+        let batches = self.batches.in_parts(parts);
+        let divided = batches.fit(sized, &|_, graph| Profile::new(graph, self.machine), brief);
+        divided.ok()?.planned.ok().map(|planned| planned.budget)
+    }
+
     fn task(&self, budget: Budget, longer: f64) -> FitTask<'_> {
         let mut effort = self.effort;
         effort.deadline = Seconds(effort.deadline.0 * longer);
@@ -189,23 +209,26 @@ impl Asked<'_> {
     /// interest.
     fn plan(&mut self, size: u64, longer: f64, is_near: bool) -> Result<Trial> {
         let question = self.question;
-        let graph = match question.sizes.at(size) {
-            Ok(graph) => question.batches.accumulated(question.batches.split(graph)?)?,
+        let sized = match question.sizes.at(size) {
+            Ok(graph) => graph,
             Err(error) => {
                 self.barred.insert(size, error);
                 return Ok(Trial::Barred);
             }
         };
-        let profile = Profile::new(&graph, question.machine);
         let within = Budget::Absolute(question.budget);
-        let found = fit_graph(&graph, &profile, &question.task(within, longer));
-        let (plan, trial) = match found {
+        let Divided { parts, planned, whole, .. } =
+            question.fit(&sized, &question.task(within, longer))?;
+        let (plan, trial) = match planned {
             Ok(planned) => {
                 let mut brief = question.task(Budget::Smallest, 1.0);
                 brief.effort.deadline = Seconds(brief.effort.deadline.0.min(BRIEF.0));
-                let least = || fit_graph(&graph, &profile, &brief).ok().map(|it| it.budget);
+                // Of larger sizes, the loss will be in chunks.
+                let parts_there = if parts == Parts::WHOLE { PARTS_TRIED[0] } else { parts };
+                let least = || question.least(&sized, parts_there, &brief);
                 let smallest = if is_near { least() } else { None };
-                (Ok(self.figures(size, &planned)), Trial::Fits(smallest))
+                let unplanned = whole.as_ref().unwrap_or(&planned.unplanned).timeline().seconds;
+                (Ok(self.figures(size, parts, &planned, unplanned)), Trial::Fits(smallest))
             }
             Err(error) => {
                 let Some(refusal) = error.refusal() else { return Err(error.into()) };
@@ -221,14 +244,14 @@ impl Asked<'_> {
         Ok(trial)
     }
 
-    fn figures(&self, size: u64, planned: &FittedGraph) -> Plan {
-        let unplanned = planned.unplanned.timeline().seconds;
+    fn figures(&self, size: u64, parts: Parts, planned: &FittedGraph, unplanned: Seconds) -> Plan {
         let count = size as f64 * f64::from(self.question.batches.micro_batches());
         let figures = Figures::of(&planned.fitted, unplanned);
         let bound = planned.fitted.bound().map(|bound| bound.seconds);
         let per_second = |seconds: Seconds| count / seconds.0;
         Plan {
             figures,
+            parts,
             held: figures.peak + planned.reserve.total(),
             unplanned,
             bound,

@@ -19,7 +19,7 @@ fn tried(found: &Value) -> Vec<&Value> {
 #[test]
 fn the_largest_size_is_planned_and_the_next_one_is_not() {
     for axis in ["batch", "length"] {
-        let found = found(&format!("{LLAMA} --budget 24GiB --axis {axis}"));
+        let found = found(&format!("{LLAMA} --budget 24GiB --axis {axis} --split off"));
         let size = found["size"].as_u64().unwrap();
         assert_eq!(found["is_proven"], true, "{found}");
         assert_eq!(found["axis"], axis);
@@ -36,7 +36,7 @@ fn the_largest_size_is_planned_and_the_next_one_is_not() {
         }
         // `plan` says the same of both.
         let plan = |size: u64| {
-            let options = format!("--{axis} {size} --budget 24GiB --deadline 1s");
+            let options = format!("--{axis} {size} --budget 24GiB --deadline 1s --split off");
             run(folder().path(), &format!("plan {LLAMA} {options}")).code
         };
         assert_eq!((plan(size), plan(size + 1)), (Some(0), Some(3)));
@@ -70,7 +70,7 @@ fn micro_batches_count_and_a_step_on_this_processor_has_a_base() {
 #[test]
 fn sizes_are_drawn_and_shown() {
     let folder = folder();
-    let command = format!("largest {LLAMA} --budget 24GiB --svg FOLDER/sizes.svg");
+    let command = format!("largest {LLAMA} --budget 24GiB --split off --svg FOLDER/sizes.svg");
     let text = run(folder.path(), &command).done().stdout;
     assert!(text.contains("largest batch") && text.contains("proven not to fit"), "{text}");
     let drawing = std::fs::read_to_string(folder.path().join("sizes.svg")).unwrap();

@@ -11,7 +11,9 @@ use crate::program::{folder, run};
 
 /// Plans and returns what was printed.
 fn plan(folder: &Path, graph: &str, budget: &str, output: &str) -> Value {
-    let words = format!("plan {graph} --budget {budget} --emit graph -o FOLDER/{output} --json");
+    // In chunks, calls write over what they continue; a graph as it stands does not.
+    let options = "--split off --emit graph --json";
+    let words = format!("plan {graph} --budget {budget} {options} -o FOLDER/{output}");
     run(folder, &words).done().result()
 }
 

@@ -1,6 +1,6 @@
 //! Steps whose loss is computed in chunks of rows: planned, checked and trained as the same step.
 //!
-//! Tier: quick, 6 s.
+//! Tier: quick, 10 s.
 
 use serde_json::Value;
 
@@ -18,12 +18,13 @@ fn chunks_change_no_bit() {
         assert_eq!(ran.code, Some(0), "{options}: {}", ran.stderr);
         (ran.losses(), std::fs::read(folder.path().join(name)).unwrap())
     };
-    let whole = weights("whole", "--budget 100% --threads 1");
+    let whole = weights("whole", "--budget 100% --threads 1 --split off");
     for (name, options) in [
         ("two", "--budget 100% --threads 2 --split 2"),
         ("four", "--budget 60% --threads 1 --split 4"),
         ("eight", "--budget 100% --threads 2 --split 8"),
         ("totals", "--budget 100% --threads 2 --split 4:totals"),
+        ("auto", "--budget 60% --threads 2"),
     ] {
         assert!(weights(name, options) == whole, "{options}");
     }
@@ -36,10 +37,10 @@ fn chunks_need_less_and_a_plan_is_for_them() {
         let ran = run(folder.path(), &format!("plan {graph} --budget min --json {options}"));
         ran.done().result()["budget_bytes"].as_u64().unwrap()
     };
-    let (whole, chunks) = (smallest(""), smallest("--split 8 -o FOLDER/p"));
+    let (whole, chunks) = (smallest("--split off"), smallest("--split 8 -o FOLDER/p"));
     assert!(chunks * 10 < whole * 7, "{chunks} {whole}");
     run(folder.path(), &format!("check {graph} FOLDER/p --split 8")).done();
-    let other = run(folder.path(), &format!("check {graph} FOLDER/p"));
+    let other = run(folder.path(), &format!("check {graph} FOLDER/p --split off"));
     assert_eq!(other.code, Some(5), "{}", other.stderr);
 }
 
@@ -50,25 +51,34 @@ fn the_best_number_of_chunks_is_found() {
     let planned = |budget: &str, options: &str| {
         run(folder.path(), &format!("plan {graph} --budget {budget} --json {options}"))
     };
-    let asked = "--split auto --iterations 500 -o FOLDER";
+    let asked = "--iterations 500 -o FOLDER";
     let auto = planned("60%", &format!("{asked}/p"));
     let result = auto.done().result();
     let chunks = result["split"].as_str().unwrap();
-    let whole = planned("60%", "--iterations 500").done().result();
+    let whole = planned("60%", "--split off --iterations 500").done().result();
     assert!(result["overhead"].as_f64() < whole["overhead"].as_f64());
-    run(folder.path(), &format!("check {graph} FOLDER/p --split auto")).done();
+    let checked = run(folder.path(), &format!("check {graph} FOLDER/p --json")).done().result();
+    assert_eq!(checked["overhead"], result["overhead"]);
     run(folder.path(), &format!("check {graph} FOLDER/p --split {chunks}")).done();
+    // Who asks for the same has the same.
+    let given = planned("60%", &format!("--split {chunks} --iterations 500")).done().result();
+    assert_eq!(given["step_seconds"], result["step_seconds"]);
+    assert_eq!(given["overhead"], result["overhead"]);
+    assert_eq!(given["budget_bytes"], result["budget_bytes"]);
+    // One planner by name plans the step as it is.
+    let chen = planned("70%", "--planner chen").done().result();
+    assert_eq!(chen["split"], Value::Null);
     planned("60%", &format!("{asked}/again")).done();
     let plan = |name: &str| std::fs::read(folder.path().join(name)).unwrap();
     assert!(plan("p") == plan("again"));
     // All of it fits.
-    assert_eq!(planned("100%", "--split auto").done().result()["split"], Value::Null);
+    assert_eq!(planned("100%", "").done().result()["split"], Value::Null);
     let brief = |options: &str| format!("--deadline 500ms {options}");
     let least = |options: &str| {
         planned("min", &brief(options)).done().result()["budget_bytes"].as_u64().unwrap()
     };
-    assert!(least("--split auto") * 2 < least(""));
-    let refused = planned("400MiB", &brief("--split auto"));
+    assert!(least("") * 2 < least("--split off"));
+    let refused = planned("400MiB", &brief(""));
     assert_eq!(refused.code, Some(3), "{}", refused.stderr);
     assert!(refused.stderr.contains("as with --split 16"), "{}", refused.stderr);
 }
@@ -91,10 +101,11 @@ fn a_step_without_a_large_loss_is_planned_as_it_is() {
 fn more_samples_fit_if_the_loss_is_in_chunks() {
     let graph = "corpus/graphs/cuda/gpt2_small_b8_s512.json.gz";
     let largest = |options: &str| {
-        let asked = format!("largest {graph} --budget 3GiB --iterations 200 --json {options}");
+        let asked = format!("largest {graph} --budget 3GiB --deadline 100ms --json {options}");
         run(folder().path(), &asked).done().result()["size"].as_u64().unwrap()
     };
-    assert!(largest("--split 8") > largest(""));
+    let (off, eight, auto) = (largest("--split off"), largest("--split 8"), largest(""));
+    assert!(eight > 2 * off && auto > 2 * off, "{off} {eight} {auto}");
 }
 
 #[test]
@@ -105,8 +116,8 @@ fn what_cannot_be_divided_is_refused() {
         ("plan corpus/steps/gpt-nano --budget 50% --split some", "give `off`"),
         ("plan corpus/steps/gpt-nano --budget 50% --split 8:sums", "give `off`"),
         (
-            "train corpus/steps/gpt-nano --steps 1 --budget 100% --split auto",
-            "for `plan` and `check`",
+            "train corpus/steps/gpt-nano --steps 1 --budget 100% --shards 2 --split auto",
+            "give a number of chunks",
         ),
         ("plan corpus/graphs/resnet50_b32.json.gz --budget 50% --split 2", "32 rows are too few"),
     ] {

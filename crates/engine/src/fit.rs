@@ -45,6 +45,17 @@ pub struct FitTask<'a> {
     pub effort: Effort<'a>,
 }
 
+impl FitTask<'_> {
+    /// The part of the budget that is not the slab's.
+    fn reserve(&self, graph: &Graph) -> Reserve {
+        let mut reserve = reserve(graph, self.machine);
+        if self.machine.runtime.rules().runs_here {
+            reserve.base += self.beside;
+        }
+        reserve
+    }
+}
+
 /// Why a step is not fitted.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -148,8 +159,18 @@ pub fn fit_step(
     let profile = Profile::measured(&step.training, task.machine, seconds);
     // A run holds nothing that it does not need.
     let training = FittedGraph { limit: None, ..fit_graph(&step.training, &profile, task)? };
+    Ok(fit_rest(step, (training, profile), seconds, task))
+}
+
+/// A step whose training graph is fitted, with its evaluation graph if there is space for it.
+pub fn fit_rest(
+    step: &Step,
+    (training, profile): (FittedGraph, Profile),
+    seconds: &CallSeconds,
+    task: &FitTask<'_>,
+) -> FittedStep {
     let evaluation = fit_evaluation(step, &training, training.slab(), seconds, task);
-    Ok(FittedStep { training, profile, evaluation, region: None })
+    FittedStep { training, profile, evaluation, region: None }
 }
 
 /// Fits the evaluation graph of a step into what training leaves free of a slab, if it fits.
@@ -177,11 +198,8 @@ pub fn fit_graph(
     profile: &Profile,
     task: &FitTask<'_>,
 ) -> Result<FittedGraph, FittingError> {
-    let &FitTask { machine, planner, ref effort, .. } = task;
-    let mut reserve = reserve(graph, machine);
-    if machine.runtime.rules().runs_here {
-        reserve.base += task.beside;
-    }
+    let &FitTask { planner, ref effort, .. } = task;
+    let reserve = task.reserve(graph);
     let unplanned = tightfit::unplanned(graph, profile)?;
     let nowhere = Residents::default();
     let Some(budget) = whole_budget(task, &unplanned, reserve)? else {

@@ -35,7 +35,7 @@ pub use execute::trial::{FastestStep, NodeTimings, Timings, VERSION, trial};
 pub use execute::weights;
 pub use fit::{
     Divided, Division, FitTask, FittedGraph, FittedStep, FittingError, PARTS_TRIED, PlacementError,
-    fit_divided, fit_graph, fit_placed, fit_step, within_memory,
+    fit_divided, fit_graph, fit_placed, fit_rest, fit_step, within_memory,
 };
 pub use kernels::{KernelError, assert_disjoint};
 pub use memory::process;

@@ -50,6 +50,26 @@ impl Effort<'_> {
     }
 }
 
+impl<'a> Effort<'a> {
+    /// A share of it: of its time, and of its work, if that is limited.
+    #[must_use]
+    pub fn part(&self, share: f64) -> Effort<'a> {
+        let part = |work: u64| match work {
+            u64::MAX => work,
+            work => (work as f64 * share) as u64,
+        };
+        let deadline = Seconds(self.deadline.0 * share);
+        Effort {
+            work: part(self.work),
+            floor: part(self.floor),
+            floor_beside: part(self.floor_beside),
+            deadline,
+            grace: self.grace.map(|_| Effort::grace_of(deadline)),
+            ..*self
+        }
+    }
+}
+
 impl Effort<'static> {
     /// This much work, however long it takes.
     pub const fn work(seed: u64, work: u64) -> Effort<'static> {

@@ -4,8 +4,12 @@
 use std::path::PathBuf;
 
 use pyo3::prelude::*;
+use tightfit::graph::Graph;
+use tightfit::split::Parts;
 use tightfit::units::Seconds;
+use tightfit_cli::batches::Batches;
 use tightfit_cli::input::{self, OnMachine};
+use tightfit_cli::verbs::report::Shown;
 use tightfit_cli::verbs::{
     analyze as analysis, check as checking, pareto as frontier_verb, report as reporting,
 };
@@ -61,7 +65,7 @@ pub fn check(
         let subject = graph.read()?;
         let machine = subject.machine(&on)?;
         let schedule = plan.read(&subject.graph)?;
-        let legal = checking::judge(&subject.graph, &machine, &schedule, budget)?;
+        let legal = checking::judge((&subject.graph, &subject.graph), &machine, &schedule, budget)?;
         Ok(legal.document(&subject.graph, &schedule).to_string())
     })
 }
@@ -91,11 +95,10 @@ pub fn pareto(
     attended(py, |stop| {
         let subject = graph.read()?;
         let (graph, machine) = (&subject.graph, &subject.machine(&on)?);
-        let profile = input::profile(graph, machine);
-        let unplanned = tightfit::unplanned(graph, &profile)?;
+        let unplanned = tightfit::unplanned(graph, &input::profile(graph, machine))?;
         let clock = || stop.clock();
         let search = of_each(search, &clock);
-        let points = frontier::frontier(graph, machine, &profile, &unplanned, search, points)?;
+        let points = frontier::frontier((graph, as_it_is()), machine, &unplanned, search, points)?;
         Ok(frontier_verb::document(&points).to_string())
     })
 }
@@ -131,12 +134,25 @@ pub fn report(
         let plan = plan.map(|plan| plan.read(graph)).transpose()?;
         let clock = || stop.clock();
         let search = of_each(search, &clock);
-        let plans = plan.into_iter().map(|plan| ("Planned".to_string(), plan)).collect();
-        let task =
-            reporting::Task { graph, machine, plans, measured: None, svg: None, points, search };
-        let text = reporting::text(task)?;
+        let shown =
+            |schedule| Shown { name: "Planned".to_string(), graph: Graph::clone(graph), schedule };
+        let text = reporting::text(reporting::Task {
+            graph,
+            batches: (graph, as_it_is()),
+            machine,
+            plans: plan.into_iter().map(shown).collect(),
+            measured: None,
+            svg: None,
+            points,
+            search,
+        })?;
         output::write_whole(&out, text.as_bytes())
     })
+}
+
+/// One batch, none of it in chunks: plans are for the graph that is given.
+fn as_it_is() -> Batches {
+    Batches::default().in_parts(Parts::WHOLE)
 }
 
 fn of_each<'a>(search: Search, clock: &'a (dyn Fn() -> Seconds + Sync)) -> frontier::Search<'a> {

@@ -49,7 +49,7 @@ pub fn peak(course: &Course<'_>) -> Vec<String> {
 /// What chunks of rows would save, if the loss holds much of a peak.
 fn of_loss(course: &Course<'_>) -> Option<String> {
     /// Number of parts that the rows are cut into.
-    const CHUNKS: u64 = 8;
+    const CHUNKS: u64 = 16;
     let nodes = course.graph.nodes();
     // If the model computes the loss itself, its operators show that.
     let names = ["log_softmax", "nll_loss", "cross_entropy"];
@@ -65,16 +65,31 @@ fn of_loss(course: &Course<'_>) -> Option<String> {
     // A tenth of the peak: less is not worth writing the model in another way.
     (held.0 >= course.peak.0 / 10 && held > Bytes::ZERO).then(|| {
         format!(
-            "At least {held} of it belong to the loss. Computed in {CHUNKS} chunks of rows, one \
-             after another (`--split {CHUNKS}`), it would hold an eighth of that at a time: about \
-             {} less.",
+            "At least {held} of it belong to the loss. A plan may compute it in chunks of rows \
+             (`--split`): in {CHUNKS}, one after another, it holds about {} less.",
             Bytes(held.0 / CHUNKS * (CHUNKS - 1))
         )
     })
 }
 
-/// What a plan does to a peak, and what that costs.
-pub fn price(unplanned: &Course<'_>, planned: &Course<'_>, rows: &[Saving]) -> String {
+/// What chunks do to a peak before anything is planned, and what they cost.
+pub fn chunks(whole: &Course<'_>, chunks: &Course<'_>) -> String {
+    let share = (chunks.seconds.0 / whole.seconds.0.max(f64::MIN_POSITIVE) - 1.0) * 100.0;
+    format!(
+        "The loss is computed in chunks of rows: without a plan, the step would peak at {} instead \
+         of {}, and take {} ({share:+.1} %). ",
+        chunks.peak,
+        whole.peak,
+        duration(chunks.seconds.0)
+    )
+}
+
+/// What a plan does to a peak, and what that costs; `step` says which step has that peak.
+pub fn price(
+    (unplanned, step): (&Course<'_>, &str),
+    planned: &Course<'_>,
+    rows: &[Saving],
+) -> String {
     let less = unplanned.peak.saturating_sub(planned.peak);
     let waits: f64 = planned.waits().iter().map(|(_, from, to)| to.0 - from.0).sum();
     let waits = if planned.transfers.is_empty() { 0.0 } else { waits };
@@ -89,7 +104,7 @@ pub fn price(unplanned: &Course<'_>, planned: &Course<'_>, rows: &[Saving]) -> S
             duration(extra.max(0.0))
         ),
     };
-    let mut text = format!("The plan holds {less} less at its peak than the unplanned step. ");
+    let mut text = format!("The plan holds {less} less at its peak than {step}. ");
     let there = unplanned
         .calls
         .get(unplanned.at)

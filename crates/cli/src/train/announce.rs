@@ -7,6 +7,7 @@ use std::path::Path;
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::schedule::{Instruction, Schedule};
+use tightfit::split::Parts;
 use tightfit::units::Bytes;
 use tightfit_engine::{Budget, Dataset, FittedGraph, FittedStep, Session, Step, step};
 
@@ -16,7 +17,7 @@ use crate::{output, places};
 
 /// Prints this, for the requested budget.
 pub fn announce(
-    step: &Step,
+    (step, parts): (&Step, Parts),
     data: &Dataset,
     asked: Budget,
     planned: &FittedStep,
@@ -69,6 +70,9 @@ pub fn announce(
         "{}",
         recomputed_operators(&step.training, schedule)
     )?;
+    if parts != Parts::WHOLE {
+        row!("split", format!("{} chunks", parts.chunks), "of the loss, as with --split {parts}")?;
+    }
     let [out, back] = schedule.moved();
     if out + back > Bytes::ZERO {
         let below: Bytes = schedule.below.values().copied().sum();

@@ -4,6 +4,7 @@
 
 use tightfit::exit::Exit;
 use tightfit::machine::Machine;
+use tightfit::split::Parts;
 use tightfit_engine::{Dataset, Evaluation, FittedStep, Session, Step, weights};
 
 use super::ending::{Ending, said};
@@ -22,6 +23,8 @@ const ENOUGH: usize = 3;
 pub struct Finish<'a> {
     pub arguments: &'a Arguments,
     pub step: &'a Step,
+    /// In which parts it is computed.
+    pub parts: Parts,
     pub machine: &'a Machine,
     pub planned: &'a FittedStep,
     pub session: Session,
@@ -111,6 +114,7 @@ impl Finish<'_> {
             arguments.profile.then(|| profile::rows(&step.training, &planned.profile, measured));
         let outcome = report::Outcome {
             planned,
+            parts: self.parts,
             placed: &self.course.placed,
             session: &self.session,
             measured,

@@ -14,18 +14,22 @@ mod resident;
 mod run;
 mod trace;
 
+use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::Args;
+use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::plan::Planner;
+use tightfit::profile::Profile;
 use tightfit::schedule;
+use tightfit::split::{Parts, keeps_bits};
 use tightfit::units::Seconds;
 use tightfit_engine::weights::Progress;
 use tightfit_engine::{
-    Budget, Dataset, Evaluation, Executable, FitTask, FittedStep, Session, Step, TierFolder,
-    Traffic, fit_placed, fit_step, process, weights,
+    Budget, Dataset, Divided, Division, Evaluation, Executable, FitTask, FittedGraph, FittedStep,
+    Session, Step, TierFolder, Traffic, fit_divided, fit_placed, fit_rest, process, weights,
 };
 
 use crate::batches::Batches;
@@ -151,17 +155,18 @@ pub fn train(arguments: &Arguments) -> Result<ExitCode> {
     let budget: Budget = arguments.budget.parse()?;
     placement::consistent(arguments)?;
     process::one_heap();
-    let (step, mut data) = opened(arguments)?;
-    let (machine, tier) = machine(arguments, &step, budget)?;
-    let seed = begins(arguments, &step)?.seed;
+    let (sized, whole, mut data) = opened(arguments)?;
+    let (machine, tier) = machine(arguments, &whole, budget)?;
+    let seed = begins(arguments, &whole)?.seed;
     interrupt::listen();
     let effort = arguments.limits.effort(arguments.planner, seed);
     let mut beside = data.beside();
     if arguments.dump.is_some() {
-        beside += dump::scratch(&step.training);
+        beside += dump::scratch(&whole.training);
     }
     let task = FitTask { machine: &machine, budget, beside, planner: arguments.planner, effort };
-    let (mut planned, unused) = plan(arguments, &step, &task)?;
+    let Plan { step, parts, mut planned, unused } = plan(arguments, &sized, whole, &task)?;
+    drop(sized);
     if arguments.json && planned.evaluation.is_none() && step.evaluation.is_some() {
         note!(
             "note: the validation data is left out: its graph does not fit next to the parameters"
@@ -181,7 +186,7 @@ pub fn train(arguments: &Arguments) -> Result<ExitCode> {
     let resident = Resident::before_steps();
     // Only now is it certain that the run can start.
     if !arguments.json {
-        announce::announce(&step, &data, budget, &planned, &machine)
+        announce::announce((&step, parts), &data, budget, &planned, &machine)
             .and_then(|()| unused.map_or(Ok(()), |unused| row!("search", "cut short", "{unused}")))
             .and_then(|()| announce::announce_start(arguments, &session))
             .context("no step was run, and nothing was saved")?;
@@ -193,7 +198,7 @@ pub fn train(arguments: &Arguments) -> Result<ExitCode> {
     });
     let course = run::run(arguments, &mut session, &mut data, replan)?;
     let (step, machine, planned) = (&step, &machine, &planned);
-    Finish { arguments, step, machine, planned, session, data, course, resident }.finish()
+    Finish { arguments, step, parts, machine, planned, session, data, course, resident }.finish()
 }
 
 /// The processor, with the tier that is requested.
@@ -215,41 +220,89 @@ fn machine(
     Ok((machine, tier))
 }
 
-/// The plan, and what is said of a search that was cut short.
-fn plan(
-    arguments: &Arguments,
-    step: &Step,
-    task: &FitTask<'_>,
-) -> Result<(FittedStep, Option<String>)> {
-    let subject = Subject {
-        folder: &arguments.step,
-        source: &arguments.source,
-        budget: &arguments.budget,
-        planner: arguments.planner,
-        tier: arguments.tier.as_deref(),
-        batches: arguments.batches,
-    };
-    let seconds = calls::of_step(&step.training, task.machine, arguments.costs, &subject);
-    // The search of a small step takes as much memory as its run: memory that reading took is freed
-    // first.
-    process::give_back();
-    let began = Instant::now();
-    let planned = progress::during("planning", task.effort.deadline, || {
-        match arguments.placement.policy() {
-            None => fit_step(step, &seconds, task),
-            Some(policy) => fit_placed(step, &seconds, task, policy),
-        }
-    })?;
-    let took = Seconds(began.elapsed().as_secs_f64());
-    let unused = unused(&planned.training, task.effort.deadline, took);
-    let unused = unused.filter(|_| planned.region.is_none());
-    Ok((planned, unused))
+/// The step that runs, and its plan.
+struct Plan {
+    step: Step,
+    /// In which parts the step is computed.
+    parts: Parts,
+    planned: FittedStep,
+    /// What is said of a search that was cut short.
+    unused: Option<String>,
 }
 
-/// The step that is trained, and its data; nothing that the run writes is in the way.
-fn opened(arguments: &Arguments) -> Result<(Step, Dataset)> {
-    let (step, data) = open(arguments)?;
-    let mut step = step.accumulated(arguments.batches.micro_batches())?;
+/// Plans the step of all micro-batches, of which one is `sized`: as it is, or in chunks.
+fn plan(arguments: &Arguments, sized: &Step, whole: Step, task: &FitTask<'_>) -> Result<Plan> {
+    let batches = arguments.batches;
+    // What is known of calls, and how long it took to measure them.
+    let (table, measuring) = (RefCell::new(calls::known(task.machine)), Cell::new(0.0));
+    let seconds = |parts, graph: &Graph| {
+        let began = Instant::now();
+        let subject = Subject {
+            folder: &arguments.step,
+            source: &arguments.source,
+            budget: &arguments.budget,
+            planner: arguments.planner,
+            tier: arguments.tier.as_deref(),
+            batches: batches.in_parts(parts),
+        };
+        let seconds = calls::of_step(graph, task.machine, arguments.costs, &subject);
+        // The search of a small step takes as much memory as its run: memory that reading took is
+        // freed first.
+        process::give_back();
+        table.borrow_mut().update(seconds.clone());
+        measuring.set(measuring.get() + began.elapsed().as_secs_f64());
+        seconds
+    };
+    let divided = |parts| whole_of(arguments, sized.clone().split(parts)?);
+    let deadline = task.effort.deadline;
+    if let Some(policy) = arguments.placement.policy() {
+        let parts = batches.parts(arguments.planner).unwrap_or(Parts::WHOLE);
+        let step = if parts == Parts::WHOLE { whole } else { divided(parts)? };
+        let seconds = seconds(parts, &step.training);
+        let fit = || fit_placed(&step, &seconds, task, policy);
+        let planned = progress::during("planning", deadline, fit)?;
+        return Ok(Plan { step, parts, planned, unused: None });
+    }
+    let given = batches.parts(arguments.planner);
+    given.map_or(Ok(()), |parts| divided(parts).map(drop))?;
+    let began = Instant::now();
+    let fitted = progress::during("planning", deadline, || {
+        let profile =
+            |parts, graph: &Graph| Profile::measured(graph, task.machine, &seconds(parts, graph));
+        // Whatever is chosen, a run has the same bits.
+        let graph = |parts| {
+            let keeps = given.is_some() || keeps_bits(&sized.training, parts);
+            keeps.then(|| divided(parts).ok()).flatten().map(|step| step.training)
+        };
+        let division = Division { given, graph: &graph, profile: &profile };
+        fit_divided(whole.training.clone(), division, task)
+    });
+    let Divided { parts, profile, planned, whole: unplanned, .. } = fitted;
+    let planned = planned?;
+    let took = Seconds(began.elapsed().as_secs_f64() - measuring.get());
+    let unused = unused(&planned, deadline, took);
+    let unplanned = unplanned.unwrap_or_else(|| planned.unplanned.clone());
+    // A run holds nothing that it does not need.
+    let training = FittedGraph { limit: None, unplanned, ..planned };
+    let step = if parts == Parts::WHOLE { whole } else { divided(parts)? };
+    let planned = fit_rest(&step, (training, profile), &table.borrow(), task);
+    Ok(Plan { step, parts, planned, unused })
+}
+
+/// The step of all micro-batches, with what is to be dumped.
+fn whole_of(arguments: &Arguments, sized: Step) -> Result<Step> {
+    let mut step = sized.accumulated(arguments.batches.micro_batches())?;
+    if arguments.dump.is_some() {
+        step.training = dump::with_gradients(&step.training)?;
+    }
+    Ok(step)
+}
+
+/// The step of one micro-batch, that of all of them, and its data; nothing that the run writes is
+/// in the way.
+fn opened(arguments: &Arguments) -> Result<(Step, Step, Dataset)> {
+    let (sized, data) = open(arguments)?;
+    let step = whole_of(arguments, sized.clone())?;
     input::note_repeated_rows(&data, &step);
     Executable::admits(&step.training)?;
     distinct(arguments, &step)?;
@@ -259,10 +312,7 @@ fn opened(arguments: &Arguments) -> Result<(Step, Dataset)> {
     {
         output::writable(path)?;
     }
-    if arguments.dump.is_some() {
-        step.training = dump::with_gradients(&step.training)?;
-    }
-    Ok((step, data))
+    Ok((sized, step, data))
 }
 
 /// No result replaces another, or a file from which the run begins; weights may replace those that

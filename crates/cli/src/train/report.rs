@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use serde_json::{Value, json};
+use tightfit::split::Parts;
 use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::{Evaluation, FittedGraph, FittedStep, Session, Timings};
 
@@ -19,6 +20,8 @@ use crate::output;
 pub struct Outcome<'a> {
     /// What ran.
     pub planned: &'a FittedStep,
+    /// In which parts the step was computed.
+    pub parts: Parts,
     /// What was moved, if tensors were placed during the run.
     pub placed: &'a Placed,
     /// Its slab, seed and number of steps.
@@ -113,6 +116,7 @@ impl Outcome<'_> {
             "step_seconds": self.measured.median(),
             "predicted_step_seconds": self.predicted(),
             "step_ratio": self.ratio(),
+            "split": (self.parts != Parts::WHOLE).then(|| self.parts.to_string()),
             "recomputed_nodes": fitted.schedule().recomputed(),
             "tier_bytes": self.tier(),
             "bytes_out": self.moved()[0],

@@ -107,6 +107,7 @@ fn calibrate_calls(arguments: &Arguments, step: &Path) -> Result<ExitCode> {
 fn try_step(arguments: &Arguments, folder: &Path) -> Result<(Machine, CallSeconds, Bytes)> {
     let budget: Budget = arguments.budget.parse()?;
     let step = arguments.batches.sized_step(Step::open(folder)?)?;
+    let step = arguments.batches.split_step(step)?;
     let mut data = arguments.source.open(&step)?;
     input::suits(&data, &step)?;
     let step = step.accumulated(arguments.batches.micro_batches())?;

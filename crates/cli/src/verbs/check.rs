@@ -51,24 +51,25 @@ pub struct Legal {
     pub reserve: Reserve,
     /// The plan's timeline.
     pub timeline: Timeline,
-    /// How much more it takes than the step as captured, as a share.
+    /// How much more it takes than the step as captured, in no chunks, as a share.
     pub overhead: f64,
 }
 
-/// Holds a plan to the rules, within its own budget if none is given.
+/// Holds a plan of a step, or of the `whole` in chunks, to the rules, within its own budget if none
+/// is given.
 pub fn judge(
-    graph: &Graph,
+    (whole, graph): (&Graph, &Graph),
     machine: &Machine,
     schedule: &Schedule,
     budget: Option<Budget>,
 ) -> Result<Legal> {
     let profile = input::profile(graph, machine);
-    let captured = tightfit::unplanned(graph, &profile)?;
+    let captured = tightfit::unplanned(whole, &input::profile(whole, machine))?;
     let unplanned = captured.timeline();
     // A budget means to `check` what it means to `plan`: slab and reserve together.
     let reserve = reserve(graph, machine);
     let budget = match budget {
-        Some(budget) => budget.bytes_of(&captured, reserve),
+        Some(budget) => budget.bytes_of(&captured, tightfit_engine::reserve(whole, machine)),
         None => Some(schedule.budget + reserve.total()),
     };
     let Some(budget) = budget else {
@@ -125,9 +126,11 @@ pub fn check(arguments: &Arguments) -> Result<ExitCode> {
     let budget = arguments.budget.as_deref().map(str::parse).transpose()?;
     let (graph, is_step) = input::graph(&arguments.graph)?;
     let machine = arguments.on.machine(is_step)?;
-    let (graph, schedule) =
-        arguments.batches.of_plan(graph, |graph| input::plan(&arguments.plan, graph))?;
-    let legal = judge(&graph, &machine, &schedule, budget)?;
+    let batches = arguments.batches;
+    let sized = batches.sized(graph)?;
+    let whole = batches.accumulated(sized.clone())?;
+    let (graph, schedule) = batches.of_plan(&sized, |graph| input::plan(&arguments.plan, graph))?;
+    let legal = judge((&whole, &graph), &machine, &schedule, budget)?;
     if arguments.json {
         output::answer(legal.document(&graph, &schedule))?;
     } else {

@@ -10,6 +10,7 @@ use tightfit::exit::coded;
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::sizes::{Dimension, Sizes};
+use tightfit::split::Parts;
 use tightfit::units::Seconds;
 use tightfit_engine::Budget;
 use tightfit_report::{SizePoint, sizes_svg};
@@ -156,13 +157,16 @@ fn document(tried: &Tried) -> Value {
         "step_seconds": plan.map(|plan| plan.figures.step),
         "unplanned_step_seconds": plan.map(|plan| plan.unplanned),
         "bound_step_seconds": plan.and_then(|plan| plan.bound),
+        "split": plan.map(|plan| plan.parts).filter(|&parts| parts != Parts::WHOLE)
+            .map(|parts| parts.to_string()),
         "recomputed_nodes": plan.map(|plan| plan.figures.recomputed),
         "per_second": plan.map(|plan| plan.per_second),
         "most_per_second": plan.and_then(|plan| plan.most_per_second),
     })
 }
 
-const HEADS: [&str; 7] = ["size", "held", "time", "slowdown", "per second", "at most", "run again"];
+const HEADS: [&str; 8] =
+    ["size", "held", "time", "slowdown", "per second", "at most", "again", "split"];
 
 fn show(arguments: &Arguments, graph: &Graph, machine: &Machine, found: &Found) -> output::Printed {
     let name = arguments.axis.dimension().name();
@@ -197,6 +201,7 @@ fn show(arguments: &Arguments, graph: &Graph, machine: &Machine, found: &Found) 
                 plan.most_per_second
                     .map_or_else(Cell::nothing, |most| Cell::figure(most, rate(most))),
                 Cell::figure(plan.figures.recomputed as f64, plan.figures.recomputed.to_string()),
+                Cell::figure(plan.parts.chunks as f64, plan.parts.to_string()),
             ]),
             Err(lacking) => {
                 let words = match (lacking.is_proven, lacking.needed) {
@@ -207,7 +212,7 @@ fn show(arguments: &Arguments, graph: &Graph, machine: &Machine, found: &Found) 
                     (false, _) => "no plan found".to_string(),
                 };
                 row.push(Cell::figure(0.0, words));
-                row.extend([(); 5].map(|()| Cell::nothing()));
+                row.extend([(); 6].map(|()| Cell::nothing()));
             }
         }
         row

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use tightfit::exit::Exit;
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
+use tightfit::split::Parts;
 use tightfit::units::Seconds;
 
 use crate::batches::Batches;
@@ -60,14 +61,15 @@ pub fn pareto(arguments: &Arguments) -> Result<ExitCode> {
     }
     let (graph, is_step) = input::graph(&arguments.graph)?;
     places::distinct(&[("--svg", arguments.svg.as_ref())], &input::files(&arguments.graph)?)?;
-    let graph = arguments.batches.of(graph)?;
+    let sized = arguments.batches.sized(graph)?;
+    let graph = arguments.batches.accumulated(sized.clone())?;
     let machine = arguments.on.machine(is_step)?;
     interrupt::listen();
     let profile = input::profile(&graph, &machine);
     let unplanned = tightfit::unplanned(&graph, &profile)?;
     let (search, points) = (arguments.search.of_each(), arguments.points);
     let points = progress::during("planning budget by budget", search.of_all(points), || {
-        frontier(&graph, &machine, &profile, &unplanned, search, points)
+        frontier((&sized, arguments.batches), &machine, &unplanned, search, points)
     })?;
     let mut written = Written::default();
     if let Some(path) = &arguments.svg {
@@ -101,7 +103,8 @@ fn exit_code(points: &[Point]) -> ExitCode {
     }
 }
 
-const HEADS: [&str; 7] = ["budget", "bytes", "slowdown", "bound", "gap", "planned peak", "seconds"];
+const HEADS: [&str; 8] =
+    ["budget", "bytes", "slowdown", "bound", "gap", "peak", "split", "seconds"];
 
 fn show(graph: &Graph, machine: &Machine, points: &[Point], unplanned: Seconds) -> output::Printed {
     tell!(
@@ -116,7 +119,7 @@ fn show(graph: &Graph, machine: &Machine, points: &[Point], unplanned: Seconds) 
         let cell = |share: f64| Cell::figure(share, format!("{:.2} {unit}", hundredths(share)));
         share.map_or_else(Cell::nothing, cell)
     };
-    let rows = points.iter().map(|Point { budget, figures, seconds }| {
+    let rows = points.iter().map(|Point { budget, parts, figures, seconds }| {
         let mut row = vec![Cell::bytes(*budget), Cell::figure(0.0, budget.0.to_string())];
         match figures {
             Ok(figures) => row.extend([
@@ -124,6 +127,7 @@ fn show(graph: &Graph, machine: &Machine, points: &[Point], unplanned: Seconds) 
                 figure(figures.bound, "%"),
                 figure(figures.gap, "points"),
                 Cell::bytes(figures.peak),
+                Cell::figure(parts.chunks as f64, parts.to_string()),
                 // Not known if Ctrl-C ended the search.
                 if seconds.0.is_finite() {
                     Cell::figure(seconds.0, format!("{:.2}", seconds.0))
@@ -133,7 +137,7 @@ fn show(graph: &Graph, machine: &Machine, points: &[Point], unplanned: Seconds) 
             ]),
             Err(refusal) => {
                 row.push(Cell::figure(0.0, refusal.words().to_string()));
-                row.extend([(); 4].map(|()| Cell::nothing()));
+                row.extend([(); 5].map(|()| Cell::nothing()));
             }
         }
         row
@@ -156,6 +160,7 @@ fn point_json(point: &Point) -> Value {
         "overhead": figures.map(|figures| figures.overhead),
         "bound": figures.and_then(|figures| figures.bound),
         "gap": figures.and_then(|figures| figures.gap),
+        "split": (point.parts != Parts::WHOLE).then(|| point.parts.to_string()),
         "peak_bytes": figures.map(|figures| figures.peak),
         "slab_bytes": figures.map(|figures| figures.slab),
         "recomputed_nodes": figures.map(|figures| figures.recomputed),
@@ -176,8 +181,12 @@ mod tests {
 
     #[test]
     fn a_budget_without_plan_and_proof_has_an_exit_code() {
-        let refused =
-            |refusal| Point { budget: Bytes(1), figures: Err(refusal), seconds: Seconds(0.0) };
+        let refused = |refusal| Point {
+            budget: Bytes(1),
+            parts: Parts::WHOLE,
+            figures: Err(refusal),
+            seconds: Seconds(0.0),
+        };
         let code = |points: &[Point]| u8::from(exit_code(points));
         assert_eq!(code(&[refused(Refusal::Proven)]), 0);
         assert_eq!(code(&[refused(Refusal::Proven), refused(Refusal::NotFound)]), 10);

@@ -19,10 +19,10 @@ use tightfit::machine::Machine;
 use tightfit::plan::{Infeasible, LiveTensor, Planner, rewrite};
 use tightfit::profile::Profile;
 use tightfit::schedule::Schedule;
-use tightfit::split::{Parts, divided_at, split};
+use tightfit::split::{Parts, divided_at};
 use tightfit::units::{Bytes, Seconds};
 use tightfit::{BoundOrder, Fitted, schedule};
-use tightfit_engine::{Budget, Divided, Division, FitTask, FittedGraph, fit_divided};
+use tightfit_engine::{Budget, Divided, FitTask, FittedGraph};
 
 use crate::batches::Batches;
 use crate::calls::{self, Costs, Subject};
@@ -131,37 +131,26 @@ pub fn plan(arguments: &Arguments) -> Result<ExitCode> {
     let start = Instant::now();
     let batches = arguments.batches;
     let sized = batches.sized(graph)?;
-    let graph = match batches.decides() {
-        true => batches.accumulated(sized.clone())?,
-        false => batches.accumulated(batches.split(sized.clone())?)?,
-    };
+    let whole_graph = batches.accumulated(sized.clone())?;
     let building = start.elapsed().as_secs_f64();
     let results = [("--output", arguments.output.as_ref()), ("--svg", arguments.svg.as_ref())];
     places::distinct(&results, &input::files(&arguments.graph)?)?;
     let machine = arguments.on.machine(is_step)?;
     interrupt::listen();
-    let whole_graph = graph.clone();
-    let division = Division {
-        graph: &|parts| {
-            let batches = batches.decides().then_some(batches)?;
-            batches.accumulated(split(&sized, parts).ok()?).ok()
-        },
-        profile: &|parts, graph| {
-            // What could not be measured of the step as it is cannot be of its parts.
-            let known = calls::known(&machine);
-            let is_tried = is_step && !arguments.costs.roofline;
-            if parts != Parts::WHOLE && is_tried && !known.covers(&whole_graph) {
-                return Profile::measured(graph, &machine, &known);
-            }
-            let batches = if batches.decides() { batches.in_parts(parts) } else { batches };
-            arguments.profile(graph, is_step, &machine, batches)
-        },
+    let profile = |parts, graph: &Graph| {
+        // What could not be measured of the step as it is cannot be of its parts.
+        let known = calls::known(&machine);
+        let is_tried = is_step && !arguments.costs.roofline;
+        if parts != Parts::WHOLE && is_tried && !known.covers(&whole_graph) {
+            return Profile::measured(graph, &machine, &known);
+        }
+        arguments.profile(graph, is_step, &machine, batches.in_parts(parts))
     };
     let start = Instant::now();
     let effort = arguments.search.effort();
     let task = FitTask { machine: &machine, budget, beside: Bytes::ZERO, planner, effort };
     let fitted =
-        progress::during("planning", effort.deadline, || fit_divided(graph, division, &task));
+        progress::during("planning", effort.deadline, || batches.fit(&sized, &profile, &task))?;
     let Divided { parts, graph, profile, planned, whole } = fitted;
     let planned = match planned {
         Ok(planned) => planned,
@@ -256,7 +245,7 @@ struct Answer<'a> {
     whole: &'a Fitted,
     /// The nodes that it computes.
     nodes: usize,
-    /// How it is divided, if the planner decided that it is.
+    /// How it is divided, if it is.
     divided: Option<Chunked>,
     /// Time to make one graph of all micro-batches, in seconds.
     building: f64,

@@ -9,7 +9,7 @@ use tightfit::graph::limits::MOST_TRACE;
 use tightfit::machine::Machine;
 use tightfit::schedule::Schedule;
 use tightfit::units::Bytes;
-use tightfit_engine::{FitTask, fit_graph};
+use tightfit_engine::{Divided, FitTask};
 use tightfit_report::{
     Course, FrontierPoint, Measured, Planned, Report, Trace, TraceError, frontier_svg, modules_svg,
     page, stack_svg,
@@ -79,14 +79,26 @@ pub enum Drawing {
     Modules,
 }
 
+/// A plan to be shown.
+pub struct Shown {
+    /// Its name.
+    pub name: String,
+    /// The step that it was made for: as it is, or in chunks.
+    pub graph: Graph,
+    /// The plan.
+    pub schedule: Schedule,
+}
+
 /// What to show.
 pub struct Task<'a> {
     /// The step.
     pub graph: &'a Graph,
+    /// One batch of it, and how many it has.
+    pub batches: (&'a Graph, Batches),
     /// The machine for which it is planned.
     pub machine: &'a Machine,
-    /// Plans with their names, to be shown next to the unplanned step.
-    pub plans: Vec<(String, Schedule)>,
+    /// Plans to be shown next to the unplanned step.
+    pub plans: Vec<Shown>,
     /// A trace of the last plan, to be shown next to the prediction.
     pub measured: Option<Trace>,
     /// One drawing instead of the page.
@@ -103,14 +115,33 @@ pub fn text(task: Task<'_>) -> Result<String> {
     let profile = input::profile(graph, machine);
     let unplanned = tightfit::unplanned(graph, &profile)?;
     let mut planned = Vec::new();
-    for (name, schedule) in task.plans {
-        let timeline = input::checked(graph, &profile, machine, &schedule)?;
-        planned.push((name, schedule, timeline));
+    for plan in task.plans {
+        let profile = input::profile(&plan.graph, machine);
+        let timeline = input::checked(&plan.graph, &profile, machine, &plan.schedule)?;
+        planned.push((plan, timeline));
     }
     let before = Course::of(graph, unplanned.schedule(), unplanned.timeline());
     let after: Vec<(&str, Course<'_>)> = planned
         .iter()
-        .map(|(name, schedule, timeline)| (name.as_str(), Course::of(graph, schedule, timeline)))
+        .map(|(Shown { name, graph, schedule }, timeline)| {
+            (name.as_str(), Course::of(graph, schedule, timeline))
+        })
+        .collect();
+    // The step in chunks, unplanned, of each plan that is for such a step.
+    let mut chunks = Vec::new();
+    for (Shown { graph: divided, .. }, _) in &planned {
+        chunks.push(match divided.hash() == graph.hash() {
+            true => None,
+            false => Some(tightfit::unplanned(divided, &input::profile(divided, machine))?),
+        });
+    }
+    let whole: Vec<Option<Course<'_>>> = planned
+        .iter()
+        .zip(&chunks)
+        .map(|((plan, _), chunks)| {
+            let chunks = chunks.as_ref()?;
+            Some(Course::of(&plan.graph, chunks.schedule(), chunks.timeline()))
+        })
         .collect();
     let last = after.last().map_or(&before, |(_, course)| course);
     let measured = match &task.measured {
@@ -124,15 +155,18 @@ pub fn text(task: Task<'_>) -> Result<String> {
         None => None,
     };
     let points: Vec<FrontierPoint> = if has_frontier(task.points, task.svg) {
-        drawn(&frontier(graph, machine, &profile, &unplanned, task.search, task.points)?)
+        drawn(&frontier(task.batches, machine, &unplanned, task.search, task.points)?)
     } else {
         Vec::new()
     };
     let sides: Vec<(&str, &Course<'_>)> = std::iter::once(("Unplanned", &before))
         .chain(after.iter().map(|(name, course)| (*name, course)))
         .collect();
-    let plans: Vec<Planned<'_>> =
-        after.iter().map(|(name, course)| Planned { name, course }).collect();
+    let plans: Vec<Planned<'_>> = after
+        .iter()
+        .zip(&whole)
+        .map(|((name, course), whole)| Planned { name, course, whole: whole.as_ref() })
+        .collect();
     Ok(match task.svg {
         Some(Drawing::Memory) => {
             stack_svg(&format!("Memory over one training step of {}", graph.name()), &sides)
@@ -157,20 +191,17 @@ pub fn text(task: Task<'_>) -> Result<String> {
 }
 
 /// Plans of the budgets that are requested, with their names.
-fn planned(
-    arguments: &Arguments,
-    graph: &Graph,
-    machine: &Machine,
-) -> Result<Vec<(String, Schedule)>> {
-    let profile = input::profile(graph, machine);
+fn planned(arguments: &Arguments, sized: &Graph, machine: &Machine) -> Result<Vec<Shown>> {
     let (planner, effort) = (arguments.search.planner, arguments.search.effort());
     let is_alone = arguments.plan.len() + arguments.budget.len() == 1;
     let plan = |text: &String| {
         let task = FitTask { machine, budget: text.parse()?, beside: Bytes::ZERO, planner, effort };
-        let planned =
-            progress::during("planning", effort.deadline, || fit_graph(graph, &profile, &task))?;
+        let Divided { graph, planned, .. } = progress::during("planning", effort.deadline, || {
+            arguments.batches.fit(sized, &|_, graph| input::profile(graph, machine), &task)
+        })?;
+        let schedule = planned?.fitted.schedule().clone();
         let name = if is_alone { "Planned".to_string() } else { format!("Planned, {text}") };
-        Ok((name, planned.fitted.schedule().clone()))
+        Ok(Shown { name, graph, schedule })
     };
     arguments.budget.iter().map(plan).collect()
 }
@@ -190,7 +221,8 @@ pub fn report(arguments: &Arguments) -> Result<ExitCode> {
     let mut sources = input::files(&arguments.graph)?;
     sources.extend(arguments.plan.iter().cloned());
     places::distinct(&[("--output", Some(&arguments.output))], &sources)?;
-    let graph = arguments.batches.of(graph)?;
+    let sized = arguments.batches.sized(graph)?;
+    let graph = arguments.batches.accumulated(sized.clone())?;
     let machine = arguments.on.machine(is_step)?;
     let stem = |path: &PathBuf| path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
     let alike = |path: &PathBuf| arguments.plan.iter().filter(|&o| stem(o) == stem(path)).count();
@@ -201,13 +233,15 @@ pub fn report(arguments: &Arguments) -> Result<ExitCode> {
             // Files of the same name in several folders.
             _ => format!("Planned, {}", path.display()),
         };
-        Ok((name, input::plan(path, &graph)?))
+        let (graph, schedule) =
+            arguments.batches.of_plan(&sized, |graph| input::plan(path, graph))?;
+        Ok(Shown { name, graph, schedule })
     };
     let read = arguments.plan.iter().map(plan).collect::<Result<Vec<_>>>()?;
     if has_frontier(arguments.points, arguments.svg) || !arguments.budget.is_empty() {
         interrupt::listen();
     }
-    let mut plans = planned(arguments, &graph, &machine)?;
+    let mut plans = planned(arguments, &sized, &machine)?;
     plans.extend(read);
     let measured = match &arguments.measured {
         Some(path) => {
@@ -222,6 +256,7 @@ pub fn report(arguments: &Arguments) -> Result<ExitCode> {
         progress::during("planning budget by budget", search.of_all(arguments.points), || {
             text(Task {
                 graph: &graph,
+                batches: (&sized, arguments.batches),
                 machine: &machine,
                 plans,
                 measured,

@@ -42,18 +42,20 @@ pub fn trace(arguments: &Arguments) -> Result<ExitCode> {
     let (graph, is_step) = input::graph(&arguments.graph)?;
     let sources = input::files_with(&arguments.graph, arguments.plan.as_deref())?;
     places::distinct(&[("--output", Some(&arguments.output))], &sources)?;
-    let graph = arguments.batches.of(graph)?;
     let machine = arguments.on.machine(is_step)?;
-    let profile = input::profile(&graph, &machine);
-    let (schedule, timeline) = match &arguments.plan {
+    let (graph, schedule, timeline) = match &arguments.plan {
         Some(path) => {
-            let schedule = input::plan(path, &graph)?;
+            let sized = arguments.batches.sized(graph)?;
+            let (graph, schedule) =
+                arguments.batches.of_plan(&sized, |graph| input::plan(path, graph))?;
+            let profile = input::profile(&graph, &machine);
             let timeline = input::checked(&graph, &profile, &machine, &schedule)?;
-            (schedule, timeline)
+            (graph, schedule, timeline)
         }
         None => {
-            let unplanned = tightfit::unplanned(&graph, &profile)?;
-            (unplanned.schedule().clone(), unplanned.timeline().clone())
+            let graph = arguments.batches.of(graph)?;
+            let unplanned = tightfit::unplanned(&graph, &input::profile(&graph, &machine))?;
+            (graph, unplanned.schedule().clone(), unplanned.timeline().clone())
         }
     };
     let course = Course::of(&graph, &schedule, &timeline);

@@ -70,6 +70,12 @@ fn plans(cases: &mut Vec<String>) {
             cases.push(format!("plan {graph} --budget {percent}% --iterations 20000"));
         }
     }
+    for graph in &MODELS[4..] {
+        for percent in [90, 60, 40] {
+            let options = format!("--budget {percent}% --split off --iterations 20000");
+            cases.push(format!("plan {graph} {options}"));
+        }
+    }
     for graph in STEPS[1..].iter().chain(&SYNTHETIC[..2]) {
         for seed in [2, 3] {
             for work in [100, 100_000] {

@@ -3,7 +3,8 @@
 //! budget is requested; with a limit of work and no deadline, the choice depends on the work alone.
 //!
 //! Each has a first plan, for a small part of the effort, unless its calls alone take longer than a
-//! plan that is there. What is left is for the best one.
+//! plan that is there. The best one is then planned with all of the work, or for the rest of the
+//! time.
 
 use tightfit::effort::Effort;
 use tightfit::graph::Graph;
@@ -18,11 +19,10 @@ use crate::fit::{FitTask, FittedGraph, FittingError, fit_graph, whole_budget};
 use crate::reserve::reserve;
 
 /// The divisions that are tried, those that need least first.
-pub const TRIED: [Parts; 4] = [
+pub const TRIED: [Parts; 3] = [
     Parts { chunks: 16, sums: Sums::AtOnce },
     Parts { chunks: 16, sums: Sums::Totals },
     Parts { chunks: 4, sums: Sums::AtOnce },
-    Parts { chunks: 4, sums: Sums::Totals },
 ];
 /// The part of the effort for a first plan.
 const FIRST: f64 = 0.06;
@@ -30,9 +30,11 @@ const FIRST: f64 = 0.06;
 /// Nothing new is tried once less than this part of the time is left.
 const LAST: f64 = 0.2;
 
-/// How a step is divided.
+/// How a step may be divided.
 #[derive(Clone, Copy)]
 pub struct Division<'a> {
+    /// Into these parts; if `None`, as makes the best plan.
+    pub given: Option<Parts>,
     /// The step in these parts; `None` if it cannot be divided.
     pub graph: &'a dyn Fn(Parts) -> Option<Graph>,
     /// What the step in these parts costs.
@@ -50,24 +52,33 @@ pub struct Divided {
     pub profile: Profile,
     /// The plan, or why there is none.
     pub planned: Result<FittedGraph, FittingError>,
-    /// The step as it is, unplanned, if that was compared with others.
+    /// The step as it is, unplanned, if it is divided: slowdowns and shares of budgets refer to it.
     pub whole: Option<Fitted>,
 }
 
-/// Fits a step as it is, or in chunks: the fastest of what fits, or the smallest if that is
-/// requested. If none fits, the answer is the one that needs least.
+/// Fits a step as it is, or in chunks, if it can be divided: in those that are given, else as is
+/// fastest of what fits, or smallest if that is requested. If none fits, the answer is the one that
+/// needs least. A share of a budget is one of the step as it is.
 pub fn fit_divided(graph: Graph, division: Division<'_>, task: &FitTask<'_>) -> Divided {
     let profile = (division.profile)(Parts::WHOLE, &graph);
-    let can_be_divided = (division.graph)(TRIED[0]).is_some();
-    let search = Search::of(&graph, &profile, task).filter(|_| can_be_divided);
-    let Some(mut search) = search else {
-        let planned = fit_graph(&graph, &profile, task);
-        return Divided { parts: Parts::WHOLE, graph, profile, planned, whole: None };
+    let first = Some(division.given.unwrap_or(TRIED[0])).filter(|&parts| parts != Parts::WHOLE);
+    let divided = first.and_then(|parts| Some((parts, (division.graph)(parts)?)));
+    let search = divided.and_then(|divided| Some((Search::of(&graph, &profile, task)?, divided)));
+    let mut search = match search {
+        Some((search, (parts, divided))) if division.given.is_some() => {
+            let profile = (division.profile)(parts, &divided);
+            return search.plan(parts, (divided, profile), task.effort);
+        }
+        Some((search, _)) if !search.fits() => search,
+        _ => {
+            let planned = fit_graph(&graph, &profile, task);
+            return Divided { parts: Parts::WHOLE, graph, profile, planned, whole: None };
+        }
     };
     let rates = |graph: &Graph| Profile::new(graph, task.machine).total(&graph.compute_nodes()).0;
     // Rates say what measuring would be wasted on.
     let measured = profile.total(&graph.compute_nodes()).0 / rates(&graph);
-    let mut best = search.plan(Parts::WHOLE, (graph, profile), part(&task.effort, FIRST));
+    let mut best = search.plan(Parts::WHOLE, (graph, profile), task.effort.part(FIRST));
     let mut tried: Vec<String> = Vec::new();
     for parts in TRIED {
         let Some(graph) = (division.graph)(parts) else { continue };
@@ -89,11 +100,11 @@ pub fn fit_divided(graph: Graph, division: Division<'_>, task: &FitTask<'_>) -> 
         let profile = (division.profile)(parts, &graph);
         search.start.0 += (task.effort.clock)().0 - before;
         if search.can_be_better(profile.total(&graph.compute_nodes()), &best) {
-            let next = search.plan(parts, (graph, profile), part(&task.effort, FIRST));
+            let next = search.plan(parts, (graph, profile), task.effort.part(FIRST));
             best = search.better(best, next);
         }
     }
-    search.improved(best, 1.0 - FIRST * (1 + tried.len()) as f64)
+    search.improved(best)
 }
 
 /// What all plans of a step have in common.
@@ -102,25 +113,29 @@ struct Search<'a> {
     task: FitTask<'a>,
     /// The step as it is.
     unplanned: Fitted,
+    /// The budget that suffices for that.
+    whole: Bytes,
     /// When planning began, later by what measuring took.
     start: Seconds,
 }
 
 impl<'a> Search<'a> {
-    /// None if all of the step fits, or the budget is not valid.
+    /// None if the step or the budget is not valid.
     fn of(graph: &Graph, profile: &Profile, task: &FitTask<'a>) -> Option<Search<'a>> {
         let start = (task.effort.clock)();
-        let mut reserve = reserve(graph, task.machine);
-        if task.machine.runtime.rules().runs_here {
-            reserve.base += task.beside;
-        }
+        let reserve = task.reserve(graph);
         let unplanned = tightfit::unplanned(graph, profile).ok()?;
         let budget = match whole_budget(task, &unplanned, reserve).ok()? {
-            Some(budget) if unplanned.schedule().slab + reserve.total() <= budget => return None,
             Some(budget) => Budget::Absolute(budget),
             None => Budget::Smallest,
         };
-        Some(Search { task: FitTask { budget, ..*task }, unplanned, start })
+        let whole = unplanned.schedule().slab + reserve.total();
+        Some(Search { task: FitTask { budget, ..*task }, unplanned, whole, start })
+    }
+
+    /// Whether the step as it is needs no plan.
+    fn fits(&self) -> bool {
+        matches!(self.task.budget, Budget::Absolute(budget) if self.whole <= budget)
     }
 
     fn plan(
@@ -191,8 +206,8 @@ impl<'a> Search<'a> {
         Seconds((effort.deadline.0 - elapsed).max(0.0))
     }
 
-    /// The best, after what is left of the effort.
-    fn improved(&self, best: Divided, share: f64) -> Divided {
+    /// The best, after as much work as if its parts had been asked for, or the time that is left.
+    fn improved(&self, best: Divided) -> Divided {
         if self.is_best(&best) {
             return best;
         }
@@ -200,7 +215,7 @@ impl<'a> Search<'a> {
         if deadline == Seconds(0.0) {
             return best;
         }
-        let effort = Effort { deadline, ..part(&self.task.effort, share) };
+        let effort = Effort { deadline, ..self.task.effort };
         let Divided { parts, graph, profile, planned, .. } = best;
         let again = self.plan(parts, (graph, profile), effort);
         if self.rank(&again.planned) <= self.rank(&planned) {
@@ -228,21 +243,4 @@ impl<'a> Search<'a> {
 fn needs(error: &FitError) -> [f64; 2] {
     let of = |proof: &Infeasible| [proof.needed, proof.reached].map(|bytes| bytes.0 as f64);
     error.infeasible().map_or([f64::INFINITY; 2], of)
-}
-
-/// A part of an effort.
-fn part<'a>(effort: &Effort<'a>, share: f64) -> Effort<'a> {
-    let part = |work: u64| match work {
-        u64::MAX => work,
-        work => (work as f64 * share) as u64,
-    };
-    let deadline = Seconds(effort.deadline.0 * share);
-    Effort {
-        work: part(effort.work),
-        floor: part(effort.floor),
-        floor_beside: part(effort.floor_beside),
-        deadline,
-        grace: effort.grace.map(|_| Effort::grace_of(deadline)),
-        ..*effort
-    }
 }

@@ -122,6 +122,15 @@ fn by_columns(graph: &Graph, chunks: u64) -> Option<Graph> {
     Emitter::new(graph, &region).split(&borders).ok()
 }
 
+/// Whether an engine whose products sum blocks of rows computes the same bits in these parts: other
+/// sums over rows, as of the gradient of a bias, may not be totals.
+pub fn keeps_bits(graph: &Graph, parts: Parts) -> bool {
+    parts.sums == Sums::AtOnce
+        || loss::picked(graph)
+            .and_then(|graph| Region::of(&graph, parts.sums).map(|it| it.sums_products(&graph)))
+            .unwrap_or(false)
+}
+
 /// The name of the product of which [`split`] makes some rows at a time.
 ///
 /// # Errors

@@ -67,6 +67,16 @@ impl Region {
     }
 }
 
+impl Region {
+    /// Whether only products sum over its rows.
+    pub fn sums_products(&self, graph: &Graph) -> bool {
+        self.calls.iter().all(|(&id, along)| {
+            let is_product = graph.nodes()[id].operator == Some(Operator::Mm);
+            is_product || !along.outputs.contains(&Piece::Term)
+        })
+    }
+}
+
 /// What adds rows of a gradient up into a table, by their indices.
 const SCATTERS: [&str; 3] = [
     "aten.embedding_dense_backward.default",

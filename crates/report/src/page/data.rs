@@ -24,38 +24,14 @@ use crate::role::Role;
 /// nanoseconds; `below`, what lies in the tier, as `held`; `moves`, for each transfer the node's
 /// index, whether it leaves, its start and duration in nanoseconds, and the index of its size.
 pub fn embedded(report: &Report<'_>, sides: &[Side<'_>]) -> String {
-    let graph = report.unplanned.graph;
-    let (mut names, mut ops, mut modules, mut phases) =
-        (Vec::new(), Table::default(), Table::default(), Table::default());
-    let (mut op, mut module, mut phase) = (Vec::new(), Vec::new(), Vec::new());
-    let mut place: SecondaryMap<NodeId, u32> = SecondaryMap::with_capacity(graph.nodes().len());
-    for (id, node) in graph.nodes() {
-        if graph.is_view(id) {
-            continue;
-        }
-        place[id] = names.len() as u32;
-        names.push(tensor_name(graph, id));
-        let home = graph.fresh(id).iter().find_map(|&storage| report.unplanned.homes[storage]);
-        op.push(ops.place(node.op.as_str()));
-        module.push(modules.place(home.map_or(graph.module_of(id), |home| &graph.modules()[home])));
-        phase.push(phases.place(node.phase.name()));
-    }
-    let mut seconds: SecondaryMap<NodeId, Seconds> =
-        SecondaryMap::with_capacity(graph.nodes().len());
-    for call in sides.iter().flat_map(|(_, _, course)| &course.calls) {
-        seconds[call.node] = call.seconds;
-    }
-    let mut times: Table<u64> = Table::default();
-    let time: Vec<usize> = graph
-        .nodes()
-        .keys()
-        .filter(|&id| !graph.is_view(id))
-        .map(|id| times.place(seconds[id].0.to_bits()))
-        .collect();
+    let mut nodes = Nodes::default();
+    let places: Vec<SecondaryMap<NodeId, u32>> =
+        sides.iter().map(|(_, _, course)| nodes.places(course)).collect();
     let mut sizes: Table<Bytes> = Table::default();
     let mut drawn: Vec<Json> = sides
         .iter()
-        .map(|(key, name, course)| side(key, name, course, &place, &mut sizes))
+        .zip(&places)
+        .map(|((key, name, course), place)| side(key, name, course, place, &mut sizes))
         .collect();
     if let (Some(measured), Some(last)) = (&report.measured, drawn.last_mut()) {
         let whole = |seconds: Seconds| (seconds.0 * 1e9).round() as u64;
@@ -64,18 +40,79 @@ pub fn embedded(report: &Report<'_>, sides: &[Side<'_>]) -> String {
         last["measured"] = json!({ "start": starts, "time": durations });
     }
     let data = json!({
-        "graph": graph.name(),
+        "graph": report.unplanned.graph.name(),
         "roles": Role::ALL.map(Role::name),
-        "ops": ops.rows,
-        "modules": modules.rows,
-        "phases": phases.rows,
+        "ops": nodes.ops.rows,
+        "modules": nodes.modules.rows,
+        "phases": nodes.phases.rows,
         "sizes": sizes.rows,
-        "times": times.rows.iter().map(|&bits| f64::from_bits(bits)).collect::<Vec<_>>(),
-        "nodes": { "name": names, "op": op, "module": module, "phase": phase, "time": time },
+        "times": nodes.times.rows.iter().map(|&bits| f64::from_bits(bits)).collect::<Vec<_>>(),
+        "nodes": nodes.columns(),
         "sides": drawn,
     });
     // Within a script nothing may look like markup; in JSON `<` occurs only in strings.
     data.to_string().replace('<', "\\u003c")
+}
+
+/// The nodes of all courses. Courses of a step as it is, and in chunks, share those that are alike.
+#[derive(Default)]
+struct Nodes<'a> {
+    rows: Table<Row<'a>>,
+    ops: Table<&'a str>,
+    modules: Table<&'a str>,
+    phases: Table<&'a str>,
+    /// Seconds, as bits.
+    times: Table<u64>,
+}
+
+/// A node: its name, and the places of its operator, module, phase and time.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Row<'a> {
+    name: &'a str,
+    op: usize,
+    module: usize,
+    phase: usize,
+    time: usize,
+}
+
+impl<'a> Nodes<'a> {
+    /// Where the nodes of a course stand.
+    fn places(&mut self, course: &Course<'a>) -> SecondaryMap<NodeId, u32> {
+        let graph = course.graph;
+        let count = graph.nodes().len();
+        let mut seconds: SecondaryMap<NodeId, Seconds> = SecondaryMap::with_capacity(count);
+        for call in &course.calls {
+            seconds[call.node] = call.seconds;
+        }
+        let mut places = SecondaryMap::with_capacity(count);
+        for (id, node) in graph.nodes().iter().filter(|&(id, _)| !graph.is_view(id)) {
+            let home = graph.fresh(id).iter().find_map(|&storage| course.homes[storage]);
+            let module = home.map_or(graph.module_of(id), |home| &graph.modules()[home]);
+            let row = Row {
+                name: tensor_name(graph, id),
+                op: self.ops.place(node.op.as_str()),
+                module: self.modules.place(module),
+                phase: self.phases.place(node.phase.name()),
+                time: self.times.place(seconds[id].0.to_bits()),
+            };
+            places[id] = self.rows.place(row) as u32;
+        }
+        places
+    }
+
+    /// As lists of the same length, each for one of their fields.
+    fn columns(&self) -> Json {
+        let column = |field: fn(&Row<'_>) -> usize| -> Vec<usize> {
+            self.rows.rows.iter().map(field).collect()
+        };
+        json!({
+            "name": self.rows.rows.iter().map(|row| row.name).collect::<Vec<_>>(),
+            "op": column(|row| row.op),
+            "module": column(|row| row.module),
+            "phase": column(|row| row.phase),
+            "time": column(|row| row.time),
+        })
+    }
 }
 
 fn side(

@@ -43,6 +43,15 @@ pub struct Planned<'a> {
     pub name: &'a str,
     /// Its course.
     pub course: &'a Course<'a>,
+    /// The step without a plan, if the plan is of the step in chunks: in the same ones.
+    pub whole: Option<&'a Course<'a>>,
+}
+
+impl<'a> Planned<'a> {
+    /// The step without this plan, of which every call is one of the plan's.
+    fn before(&self, unplanned: &'a Course<'a>) -> &'a Course<'a> {
+        self.whole.unwrap_or(unplanned)
+    }
 }
 
 /// What a report is about.
@@ -65,11 +74,12 @@ pub struct Report<'a> {
 impl<'a> Report<'a> {
     /// The courses with the key and the name of each.
     fn sides(&self) -> Vec<Side<'a>> {
-        let planned = self.planned.iter().zip(1..).map(|(&Planned { name, course }, number)| {
-            // The first key is the one that links have.
-            let key = if number == 1 { "after".to_string() } else { format!("after{number}") };
-            (key, name, course)
-        });
+        let planned =
+            self.planned.iter().zip(1..).map(|(&Planned { name, course, .. }, number)| {
+                // The first key is the one that links have.
+                let key = if number == 1 { "after".to_string() } else { format!("after{number}") };
+                (key, name, course)
+            });
         std::iter::once(("before".to_string(), "Unplanned", self.unplanned))
             .chain(planned)
             .collect()
@@ -82,8 +92,9 @@ type Side<'a> = (String, &'a str, &'a Course<'a>);
 /// The report as HTML.
 pub fn page(report: &Report<'_>) -> String {
     let sides = report.sides();
-    let saved: Vec<Vec<Saving>> =
-        report.planned.iter().map(|plan| savings(report.unplanned, plan.course)).collect();
+    let saved =
+        report.planned.iter().map(|plan| savings(plan.before(report.unplanned), plan.course));
+    let saved: Vec<Vec<Saving>> = saved.collect();
     let mut html = String::new();
     opening(&mut html, report);
     facts(&mut html, report);
@@ -91,7 +102,7 @@ pub fn page(report: &Report<'_>) -> String {
     peaks_section(&mut html, &sides, report, &saved);
     html.push_str(&modules::section(&sides));
     let several = report.planned.len() > 1;
-    for (Planned { name, course }, rows) in report.planned.iter().zip(&saved) {
+    for (Planned { name, course, .. }, rows) in report.planned.iter().zip(&saved) {
         html.push_str(&tables::savings(course, several.then_some(name), rows));
     }
     html.push_str(&frontier::section(report));
@@ -175,9 +186,14 @@ fn peaks_section(
     }
     html.push_str("</div>\n");
     let several = report.planned.len() > 1;
-    for (Planned { name, course }, rows) in report.planned.iter().zip(saved) {
-        let of = if several { format!("{name}: ") } else { String::new() };
-        let price = of + &words::price(report.unplanned, course, rows);
+    for (plan, rows) in report.planned.iter().zip(saved) {
+        let of = if several { format!("{}: ", plan.name) } else { String::new() };
+        let chunks = plan.whole.map(|chunks| words::chunks(report.unplanned, chunks));
+        let before = match plan.whole {
+            Some(chunks) => (chunks, "that"),
+            None => (report.unplanned, "the unplanned step"),
+        };
+        let price = of + &chunks.unwrap_or_default() + &words::price(before, plan.course, rows);
         let _ = writeln!(html, "<p>{}</p>", escape(&price));
     }
     html.push_str("</section>\n");
@@ -231,7 +247,7 @@ fn facts(html: &mut String, report: &Report<'_>) {
         unplanned.push(("measured time".to_string(), duration(measured.trace.seconds().0), note));
     }
     let mut rows = vec![unplanned];
-    for Planned { name, course: after } in report.planned {
+    for Planned { name, course: after, .. } in report.planned {
         let mut facts: Vec<Fact> = Vec::new();
         // One plan needs no name.
         let short = name.strip_prefix("Planned, ").unwrap_or(name);

@@ -30,6 +30,7 @@
 
   // How long a call takes; and from which call to which something is held.
   const taken = (side, call) => data.times[data.nodes.time[side.calls[call] >> 1]];
+  const named = (side, call) => data.nodes.name[side.calls[call] >> 1];
   const places = (held) => {
     const count = held.node.length, first = new Int32Array(count), last = new Int32Array(count);
     for (let i = 0, at = 0; i < count; i++) {
@@ -134,10 +135,10 @@
 
   // Where another drawing runs the same node: for the first time, or as often as here.
   const partner = (side, call, other) => {
-    const node = side.calls[call] >> 1;
+    const name = named(side, call);
     let run = 0, last = -1;
-    for (let i = 0; i <= call; i++) run += side.calls[i] >> 1 === node;
-    for (let i = 0; i < other.count && run; i++) if (other.calls[i] >> 1 === node) last = i, run--;
+    for (let i = 0; i <= call; i++) run += named(side, i) === name;
+    for (let i = 0; i < other.count && run; i++) if (named(other, i) === name) last = i, run--;
     return last;
   };
 
@@ -150,7 +151,7 @@
       if (other.tip) other.tip.hidden = other !== side || at < 0 || at > 1;
     }
     if (!side.tip) return;
-    side.tip.replaceChildren(element("b", {}, ...breakable(data.nodes.name[side.calls[side.at] >> 1])), " ", bytes(side.total[side.at]));
+    side.tip.replaceChildren(element("b", {}, ...breakable(named(side, side.at))), " ", bytes(side.total[side.at]));
     side.tip.style.left = at > 0.5 ? "auto" : "calc(" + at * 100 + "% + 8px)";
     side.tip.style.right = at > 0.5 ? "calc(" + (1 - at) * 100 + "% + 8px)" : "auto";
   };
@@ -160,7 +161,7 @@
     current = side;
     mark(side);
     side.area.setAttribute("aria-valuenow", side.at + 1);
-    side.area.setAttribute("aria-valuetext", data.nodes.name[side.calls[side.at] >> 1] + ", " + bytes(side.total[side.at]) + " held");
+    side.area.setAttribute("aria-valuetext", named(side, side.at) + ", " + bytes(side.total[side.at]) + " held");
     show(side, side.at);
   };
   let current = sides[sides.length - 1];
@@ -234,18 +235,17 @@
   const remember = (side) => {
     clearTimeout(waiting);
     waiting = setTimeout(() => {
-      const node = side.calls[side.at] >> 1;
-      const run = side.calls.slice(0, side.at + 1).filter((call) => call >> 1 === node).length;
-      history.replaceState(null, "", "#" + new URLSearchParams({ side: side.key, node: data.nodes.name[node], run }));
+      const node = named(side, side.at);
+      const run = side.calls.slice(0, side.at + 1).filter((_, call) => named(side, call) === node).length;
+      history.replaceState(null, "", "#" + new URLSearchParams({ side: side.key, node, run }));
     }, 300);
   };
 
   const follow = () => {
     const place = new URLSearchParams(location.hash.slice(1));
     const side = sides.find((side) => side.key === place.get("side")) || sides[sides.length - 1];
-    const node = data.nodes.name.indexOf(place.get("node"));
     let run = Number(place.get("run") || 1);
-    const call = node < 0 ? -1 : side.calls.findIndex((call) => call >> 1 === node && --run <= 0);
+    const call = side.calls.findIndex((_, call) => named(side, call) === place.get("node") && --run <= 0);
     if (side.count) select(side, call < 0 ? side.peak : call);
   };
 

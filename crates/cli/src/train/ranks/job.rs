@@ -86,6 +86,7 @@ fn ranked(
     let leads = link.rank() == RankId::from_u32(0);
     let budget: Budget = arguments.budget.parse()?;
     let (step, data) = open(arguments)?;
+    let step = arguments.batches.split_step(step)?;
     distinct(arguments, &step)?;
     if leads {
         for path in [&arguments.save, &arguments.trace].into_iter().flatten() {

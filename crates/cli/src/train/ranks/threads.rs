@@ -34,6 +34,7 @@ pub fn train(arguments: &Arguments, way: Way) -> Result<ExitCode> {
     let budget: Budget = arguments.budget.parse()?;
     process::one_heap();
     let (step, data) = open(arguments)?;
+    let step = arguments.batches.split_step(step)?;
     distinct(arguments, &step)?;
     for path in [&arguments.save, &arguments.trace].into_iter().flatten() {
         output::writable(path)?;
