@@ -55,7 +55,7 @@ def test_the_readmes_line_is_all_that_it_takes(tmp_path):
 
 def test_the_pages_are_there_and_lead_to_each_other():
     expected = {"quickstart.md", "export.md", "large.md", "loops.md", "step.md", "offload.md", "guarantee.md", "comparison.md",
-                "distributed.md"}
+                "distributed.md", "loss.md"}
     assert expected <= set(PAGES)
     contents = pages.text("doc/SUMMARY.md")
     for page in PAGES:

@@ -91,7 +91,7 @@ def test_steps_run_by_the_first_plan_until_a_faster_one_is_found(nothing_known, 
 def test_a_step_takes_what_was_found_by_itself(nothing_known, monkeypatch):
     slow = Slow(monkeypatch)
     eager = net()
-    model = tightfit.compile(copy.deepcopy(eager), BUDGET, loss_memory=0)
+    model = tightfit.compile(copy.deepcopy(eager), BUDGET, loss_memory=0, split="off")
     steps(model, eager, 2)
     [step] = model._compiled_call_impl.backend.steps
     for plan in step.made:

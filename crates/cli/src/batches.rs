@@ -215,9 +215,9 @@ impl Batches {
     }
 
     /// The chunks that are asked for, if any are.
-    pub fn chunks(self) -> Option<u64> {
+    pub fn chunks(self) -> Option<Parts> {
         match self.split {
-            Some(Split::Into(parts)) if parts != Parts::WHOLE => Some(parts.chunks),
+            Some(Split::Into(parts)) if parts != Parts::WHOLE => Some(parts),
             _ => None,
         }
     }

@@ -91,7 +91,7 @@ pub fn of_step(
     }
     note!(
         "measuring the calls of this step{} once (about {:.0} s) …",
-        subject.batches.chunks().map_or(String::new(), |chunks| format!(", in {chunks} chunks,")),
+        subject.batches.chunks().map_or(String::new(), |parts| format!(" (--split {parts})")),
         1.0 + step.0 + (3.0 * step.0).max(TRIAL.0.min(100.0 * step.0))
     );
     match measure(graph, machine, subject) {

@@ -11,7 +11,7 @@ use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;
 use tightfit::sizes::{LEAST, Range, SizeError, Sizes, Trial, largest};
-use tightfit::split::{Parts, split};
+use tightfit::split::{Parts, SplitError, split};
 use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::{Budget, Divided, FitTask, FittedGraph, FittingError, PARTS_TRIED};
 
@@ -168,15 +168,21 @@ impl Question<'_> {
     }
 
     fn fit(&self, sized: &Graph, task: &FitTask<'_>) -> Result<Divided> {
-        self.batches.fit(sized, &|_, graph| Profile::new(graph, self.machine), task)
+        // A size with too few rows is as it is.
+        let given = self.batches.parts(self.planner);
+        let batches = match given.map(|parts| split(sized, parts)) {
+            Some(Err(SplitError::Few { .. })) => self.batches.in_parts(Parts::WHOLE),
+            _ => self.batches,
+        };
+        batches.fit(sized, &|_, graph| Profile::new(graph, self.machine), task)
     }
 
     /// The bytes that suffice for a size in these parts, if it can be divided.
     fn least(&self, sized: &Graph, parts: Parts, brief: &FitTask<'_>) -> Option<Bytes> {
         let parts = match self.batches.parts(self.planner) {
-            Some(given) => given,
+            Some(given) if split(sized, given).is_ok() => given,
             None if split(sized, parts).is_ok() => parts,
-            None => Parts::WHOLE,
+            _ => Parts::WHOLE,
         };
         let batches = self.batches.in_parts(parts);
         let divided = batches.fit(sized, &|_, graph| Profile::new(graph, self.machine), brief);

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec, read, write_file};
+use tightfit::graph::{Graph, GraphBuilder, Node, NodeSpec, Phase, ValueSpec, read, write_file};
 use tightfit::split::{Parts, SplitError, Sums, split};
 use tightfit::tensor::{Argument, DType, TensorType};
 use tightfit::units::Bytes;
@@ -60,6 +60,70 @@ fn what_sums_read_at_once_is_written_in_parts() {
         assert!(written.iter().all(|op| makers.contains(op)), "{name}: {makers:?}");
         assert_eq!(read(&write_file(&made, true)).unwrap(), made, "{name}");
     }
+}
+
+/// A step whose passes a barrier separates.
+fn compiled() -> Graph {
+    graph_of("cases/compiled_words.json.gz")
+}
+
+/// The number of the chunk that a node is of.
+fn chunk_of(name: &str) -> Option<&str> {
+    name.rsplit_once(".chunk").map(|(_, number)| number)
+}
+
+/// All chunks of the forward pass come before a barrier, all of the backward pass after it, and
+/// each reads what its own forward pass made.
+#[test]
+fn chunks_of_both_passes_are_on_their_sides_of_a_barrier() {
+    let graph = compiled();
+    for parts in [totals(8), Parts { chunks: 8, sums: Sums::AtOnce }] {
+        let made = split(&graph, parts).unwrap();
+        let barrier = made.node_named("barrier").unwrap();
+        let mut seen = 0;
+        for (id, node) in made.nodes() {
+            let Some(number) = chunk_of(&node.name) else { continue };
+            assert_eq!(id < barrier, node.phase.is_forward(), "{}", node.name);
+            for &input in &node.inputs {
+                let source = &made.nodes()[made.values()[input].producer];
+                let other = chunk_of(&source.name).filter(|_| source.phase.is_forward());
+                assert!(other.is_none_or(|other| other == number), "{}", node.name);
+                seen += usize::from(other.is_some() && barrier < id);
+            }
+        }
+        // The logarithms, twice: the losses of all rows and their sum have one gradient.
+        assert!(seen >= 16, "{seen}");
+        let products = |graph: &Graph, forward: bool| {
+            let of_pass =
+                |node: &&Node| node.op == "aten.mm.default" && node.phase.is_forward() == forward;
+            graph.nodes().values().filter(of_pass).count()
+        };
+        assert_eq!(products(&made, true), products(&graph, true) + 7);
+        assert_eq!(read(&write_file(&made, true)).unwrap(), made);
+    }
+}
+
+/// Logits that are a result exist for all rows, and the backward pass reads some of them.
+#[test]
+fn what_the_forward_pass_returns_is_read_in_parts() {
+    let graph = compiled();
+    let logits = graph.node_named("mm").unwrap();
+    let mut builder = GraphBuilder::from_graph(&graph);
+    builder.output(graph.nodes()[logits].outputs[0].unwrap());
+    let names = graph.output_names().unwrap().iter().cloned();
+    builder.output_names(names.chain(["logits".to_string()]).collect());
+    let made = split(&builder.build().unwrap(), Parts { chunks: 4, sums: Sums::AtOnce }).unwrap();
+    let barrier = made.node_named("barrier").unwrap();
+    assert!(made.node_named("mm").is_some() && made.node_named("mm.chunk0").is_none());
+    // The gradient needs the logarithms of a chunk, and they are made of its logits.
+    let reads = |name: &str| {
+        let node = &made.nodes()[made.node_named(name).unwrap()];
+        made.nodes()[made.values()[node.inputs[0]].producer].op.clone()
+    };
+    assert_eq!(reads("_log_softmax.chunk3"), "aten.slice.Tensor");
+    let late =
+        made.nodes().iter().filter(|(id, node)| barrier < *id && node.op.contains("log_soft"));
+    assert_eq!(late.count(), 4);
 }
 
 /// Room for a tensor that is written in parts holds nothing: the parts make it whole, one after the
@@ -172,13 +236,24 @@ fn one_chunk_is_the_step_itself_and_small_losses_have_no_more() {
 
 #[test]
 fn losses_of_other_forms_are_refused_by_name() {
-    let refused = |graph: &Graph| split(graph, totals(4)).unwrap_err().to_string();
     let graph = graph_of("steps/gpt-small/train.json.gz");
-    let logits = graph.nodes().values().find(|node| node.name == "mm").unwrap();
+    let text = String::from_utf8(write_file(&graph, false)).unwrap();
+    let other = text.replace("aten._log_softmax_backward_data.default", "other.gradient.default");
+    let refused = split(&read(other.as_bytes()).unwrap(), totals(4)).unwrap_err().to_string();
+    let why = "node `_log_softmax_backward_data` is not known to compute each row by itself";
+    assert!(refused.contains(why), "{refused}");
+}
+
+#[test]
+fn logits_that_are_a_result_exist_for_all_rows() {
+    let graph = graph_of("steps/gpt-small/train.json.gz");
+    let logits = graph.nodes()[graph.node_named("mm").unwrap()].outputs[0].unwrap();
     let mut builder = GraphBuilder::from_graph(&graph);
-    builder.output(logits.outputs[0].unwrap());
-    let shown = refused(&builder.build().unwrap());
-    assert!(shown.contains("node `mm` makes a result of the step for all rows"), "{shown}");
+    builder.output(logits);
+    let made = split(&builder.build().unwrap(), totals(4)).unwrap();
+    let chunk = &made.nodes()[made.node_named("mm.chunk0").unwrap()];
+    assert!(made.node_named("mm").is_some() && chunk.op == "aten.slice.Tensor");
+    assert!(made.node_named("_log_softmax.chunk3").is_some());
 }
 
 #[test]

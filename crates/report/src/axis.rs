@@ -3,10 +3,15 @@
 
 use tightfit::units::Bytes;
 
-/// At most eight round numbers of bytes from `low` to `high`, a power of two apart.
-pub fn ticks(low: f64, high: f64) -> Vec<Bytes> {
+/// The most labels along an axis of a drawing, and along a horizontal one of a page, which may be
+/// narrow.
+pub const MANY: f64 = 8.0;
+pub const FEW: f64 = 4.0;
+
+/// At most `most` round steps of bytes from `low` to `high`, a power of two apart.
+pub fn ticks(low: f64, high: f64, most: f64) -> Vec<Bytes> {
     let mut step = 1u64;
-    while (high - low) / step as f64 > 8.0 {
+    while (high - low) / step as f64 > most {
         step *= 2;
     }
     let first = (low / step as f64).ceil() as u64;
@@ -89,9 +94,10 @@ mod tests {
 
     #[test]
     fn ticks_are_round_and_few() {
-        assert_eq!(ticks(0.0, 1000.0), [0, 128, 256, 384, 512, 640, 768, 896].map(Bytes));
-        assert_eq!(ticks(300.0, 1000.0), [384, 512, 640, 768, 896].map(Bytes));
-        assert_eq!(ticks(5.0, 5.0), [5].map(Bytes));
+        assert_eq!(ticks(0.0, 1000.0, MANY), [0, 128, 256, 384, 512, 640, 768, 896].map(Bytes));
+        assert_eq!(ticks(300.0, 1000.0, MANY), [384, 512, 640, 768, 896].map(Bytes));
+        assert_eq!(ticks(0.0, 1000.0, FEW), [0, 256, 512, 768].map(Bytes));
+        assert_eq!(ticks(5.0, 5.0, MANY), [5].map(Bytes));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 use tightfit::units::{Bytes, Seconds};
 
-use crate::axis::{duration, percents, ticks};
+use crate::axis::{MANY, duration, percents, ticks};
 use crate::svg::{Opening, centred, column, legend, level};
 
 const WIDTH: f64 = 900.0;
@@ -48,7 +48,7 @@ pub fn frontier_svg(title: &str, unplanned: Seconds, points: &[FrontierPoint]) -
         level(&mut svg, (LEFT, WIDTH - RIGHT), y(share), percent(share));
         svg.push('\n');
     }
-    for tick in ticks(axes.low, axes.high) {
+    for tick in ticks(axes.low, axes.high, MANY) {
         column(&mut svg, x(tick), (TOP, floor), tick);
         svg.push('\n');
     }

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use tightfit::timeline::Timeline;
 use tightfit::units::{Bytes, Seconds};
 
-use crate::axis::{duration, escape, ticks};
+use crate::axis::{MANY, duration, escape, ticks};
 use crate::svg::{Opening, centred, level};
 
 const WIDTH: f64 = 900.0;
@@ -34,7 +34,7 @@ pub fn memory_svg(title: &str, unplanned: &Timeline, planned: &Timeline, budget:
     let y = |bytes: Bytes| TOP + (1.0 - bytes.0 as f64 / highest) * (HEIGHT - TOP - BOTTOM);
     let mut svg =
         Opening { size: (WIDTH, HEIGHT), title, at: (LEFT, 22.0), light: LIGHT, dark: DARK }.svg();
-    for tick in ticks(0.0, highest) {
+    for tick in ticks(0.0, highest, MANY) {
         level(&mut svg, (LEFT, WIDTH - RIGHT), y(tick), tick);
         svg.push('\n');
     }

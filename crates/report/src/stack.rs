@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 use tightfit::units::{Bytes, Seconds};
 
-use crate::axis::{duration, escape, moments, ticks};
+use crate::axis::{MANY, duration, escape, moments, ticks};
 use crate::course::Course;
 use crate::role::{ByRole, Role};
 use crate::svg::{Opening, centred, level};
@@ -211,7 +211,7 @@ pub fn stack_svg(title: &str, courses: &[(&str, &Course<'_>)]) -> String {
         let top = first + number as f64 * (HEIGHT + 64.0);
         let x = |share: f64| LEFT + share * inner;
         let y = |share: f64| top + (1.0 - share) * HEIGHT;
-        for tick in ticks(0.0, scale.top.0 as f64) {
+        for tick in ticks(0.0, scale.top.0 as f64, MANY) {
             level(&mut svg, (LEFT, WIDTH - RIGHT), y(scale.y(tick)), tick);
         }
         for (moment, label) in moments(scale.longest.0, 8) {

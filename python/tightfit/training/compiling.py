@@ -52,6 +52,7 @@ def compile(
     offload: int | str | None = None,
     planner: str = "auto",
     evaluation: str | None = None,
+    split: int | str = "auto",
 ) -> Module:
     """Makes each forward and backward pass of `model` stay within `budget` bytes, and returns the model.
 
@@ -81,7 +82,7 @@ def compile(
 
     A model that returns a loss has its other outputs detached, which saves the memory of their gradients; with
     `differentiable_outputs=True` they are not. `deadline` is how long the search for a plan may take: seconds, or text
-    such as `"500ms"`. Steps run by a plan that was found in a quarter of a second while it goes on, unless addresses are
+    such as `"500ms"`, for each way to divide the loss that is tried. Steps run by a plan that was found in a quarter of a second while it goes on, unless addresses are
     planned or Inductor runs the plan. Where nothing is found and nothing proves that nothing fits, it is repeated with up
     to two seconds before the budget is refused.
 
@@ -102,6 +103,12 @@ def compile(
     the others are published rules. Of those, `"sac"` checkpoints modules, and saves operators within them, as PyTorch's
     `sac_milp` and its policy decide.
 
+    If the graph has the loss of a language model, because the model returns it or with `loss`, plans may compute it in
+    chunks of rows: logits and what follows from them exist for a part of the batch's tokens at a time, in the forward pass
+    and once more in the backward pass (doc/theory/split.md). That is done where it makes a faster plan within the budget,
+    or any, and changes no bit: products of chunks are compared with those of all rows first. `split=N` asks for N chunks,
+    whatever their bits, and `split="off"` for none. Logits that the model returns as well exist for all rows.
+
     Calls without gradients (in `torch.no_grad()`, `torch.inference_mode()`, and within `generate()`) are not captured:
     they run eagerly where the budget has room. The first of each kind of batch is counted; if it held more than was
     left, a warning says so, and such calls are planned from then on. With `evaluation="planned"` they are from the
@@ -119,7 +126,7 @@ def compile(
     as_built(model, "tightfit.compile")
     _can_have(loss, model, differentiable_outputs, loss_memory)
     asked = settings(differentiable_outputs=differentiable_outputs, loss_memory=loss_memory, deadline=deadline,
-                     fused=fused, addresses=addresses, offload=offload, planner=planner, evaluation=evaluation)
+                     fused=fused, addresses=addresses, offload=offload, planner=planner, evaluation=evaluation, split=split)
     if asked.placement is Placement.ADDRESSES:
         install()
     backend = Backend(asked, budget_of(budget), model, type(model).__name__)
@@ -189,7 +196,7 @@ class PlanInfo:
     held, if they are measured: with `fused=True`. `slab` is the size of the slab in bytes, once addresses are planned:
     with `addresses=True`. `offloaded` is the number of bytes of the tier that the step needs, and `swapped` says which
     tensors are away and when, the longest free time first: with `offload`. `split` says into which chunks the
-    loss is divided, if it is: with `split` of `tightfit.step`.
+    loss is divided, if it is.
     """
 
     budget: int | None

@@ -31,6 +31,7 @@ from .between import Between, with_later
 from .code import Code, Sized
 from .costs import block, costed, libraries
 from .counting import Count, Tally, expired
+from .dividing import WHOLE, Division
 from .engine import waiting
 from .joint import Joint, alike_only, document, is_tensor, largest
 from .ledger import Ledger, Moment, Pending, storages
@@ -141,11 +142,13 @@ class Step:
                          settings.loss_memory, ledger, is_counted=settings.placement is not Placement.ADDRESSES)
         self._has_warned = False
         self.between = Between(ledger, nests=self.nests and self.joint.has_backward and settings.placement is not Placement.ADDRESSES)
-        self._ranges: dict[tuple[frozenset[int], bool, int], Range] = {}
+        self._ranges: dict[tuple[frozenset[int], bool, int, str], Range] = {}
         # Whether the caller held the outputs during the last backward pass, and whether one was refused for that.
         self.holds_outputs: bool | None = None
         self.must_hold_outputs = False
         self.refused: dict[str, str] = {}
+        # Whether its loss is in chunks. At other sizes, it would have others.
+        self.division = Division(settings.ways if not joint.sizes else (WHOLE,), device)
         # The calls of its graph whose integers follow from sizes.
         self._extents: Mapping[str, Mapping[str, Any]] = {}
         # The most bytes that an operator held while it was measured for a plan that is being made; whether this and what
@@ -516,6 +519,17 @@ class Step:
 
     def _planned(self, accumulated: frozenset[int], holds: bool, room: int | None, beside: int,
                  arguments: Sequence[Any], depth: int = 0, grown: int = 0) -> Plan:
+        """The best plan of the step as it is and in chunks."""
+        division, whole = self.division, functools.partial(self._whole, accumulated, holds, arguments)
+        plan = functools.partial(self._planned_so, accumulated, holds, room, beside, arguments, depth, grown)
+        try:
+            return division.best(plan, lost, whole, is_smallest=room is None)
+        finally:
+            self.measuring, division.most = max(self.measuring, division.most), 0
+
+    def _planned_so(self, accumulated: frozenset[int], holds: bool, room: int | None, beside: int,
+                    arguments: Sequence[Any], depth: int, grown: int) -> Plan:
+        """A plan of the step as it is divided now."""
         graph, search = self._search(accumulated, holds, arguments)
         between = self.loss.memory.between
         # If nothing is left of the budget, the refusal proves what would be needed.
@@ -594,7 +608,7 @@ class Step:
     def _range(self, accumulated: frozenset[int], holds: bool, arguments: Sequence[Any]) -> Range:
         """The memory between the least and the most that its plans need."""
         between = self.loss.memory.between
-        key = accumulated, holds, between
+        key = accumulated, holds, between, self.division.now
         if key not in self._ranges:
             graph, search = self._search(accumulated, holds, arguments)
             seconds, most = min(self.settings.deadline, FIRST), graph_peak(graph)
@@ -706,7 +720,11 @@ class Step:
                         self.made[:] = [now if made is plan else made for made in self.made]
 
     def _graph(self, accumulated: frozenset[int], holds: bool, arguments: Sequence[Any]) -> dict[str, Any]:
-        """The graph that is planned for a call with these arguments."""
+        """The graph that is planned for a call with these arguments, as it is divided now."""
+        return self.division.graph(self._whole(accumulated, holds, arguments))
+
+    def _whole(self, accumulated: frozenset[int], holds: bool, arguments: Sequence[Any]) -> dict[str, Any]:
+        """The same without chunks."""
         return document(self.joint, self.name, accumulated=accumulated, between=self.loss.memory.between,
                         holds_outputs=holds)
 

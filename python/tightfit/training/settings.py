@@ -51,6 +51,8 @@ class Settings:
     loss_memory: int | None = None
     placement: Placement | Offload = Placement.ALLOCATOR
     planner: str = "auto"
+    # The ways to divide a step that are tried.
+    ways: tuple[str, ...] = ("off",)
     # How calls without gradients run.
     evaluation: EvaluationMode = EvaluationMode.EAGER_WHERE_ROOM
 
@@ -63,7 +65,7 @@ def differentiated(joint: Any) -> int:
 
 def settings(*, differentiable_outputs: bool = False, loss_memory: Any = None,
              deadline: Any = 1.0, fused: Any = False, addresses: Any = False, offload: Any = None,
-             planner: Any = "auto", evaluation: Any = None) -> Settings:
+             planner: Any = "auto", evaluation: Any = None, split: Any = "off") -> Settings:
     """Settings from the user's arguments. Raises `OptionError`."""
     flag(differentiable_outputs, "differentiable_outputs")
     placement = _placement(flag(fused, "fused"), flag(addresses, "addresses"), offload)
@@ -71,8 +73,20 @@ def settings(*, differentiable_outputs: bool = False, loss_memory: Any = None,
     if isinstance(placement, Offload) and known != "auto":
         raise OptionError(f"planner={planner!r} moves nothing, so it does not go with offload={offload!r}; give one of them")
     memory = None if loss_memory is None else size(loss_memory, "loss_memory")
-    return Settings(seconds(deadline), differentiable_outputs, memory, placement, known,
+    return Settings(seconds(deadline), differentiable_outputs, memory, placement, known, _ways(split, placement, known),
                     _evaluation(evaluation, placement))
+
+
+def _ways(split: Any, placement: Placement | Offload, planner: str) -> tuple[str, ...]:
+    """The ways to divide a step that are tried; those that are asked for need a plan that can have them."""
+    ways = parts_of(split)
+    can_be = placement is not Placement.INDUCTOR and planner == "auto"
+    if can_be or ways == ("off",):
+        return ways
+    if split == "auto":
+        return ("off",)
+    what = "fused=True" if placement is Placement.INDUCTOR else f"planner={planner!r}"
+    raise OptionError(f"split={split!r} does not go with {what}, which leaves the step as it is; give one of them")
 
 
 def _placement(fused: bool, addresses: bool, offload: Any) -> Placement | Offload:
@@ -114,7 +128,7 @@ def parts_of(split: Any) -> tuple[str, ...]:
     """The ways to divide a step that are tried, for an option `split`; `"off"` is the step as it is. Raises
     `OptionError`."""
     if split == "auto":
-        return ("off", "16", "4")
+        return ("off", "equal")
     if isinstance(split, bool) or not isinstance(split, (int, str)):
         raise OptionError(f"split={split!r} says not how a step is divided; give \"off\", \"auto\", or a number of chunks")
     return (asked(_native.parts, str(split)),)

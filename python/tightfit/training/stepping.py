@@ -16,19 +16,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import _native
-from ..errors import CompileError, InfeasibleBudget, OptionError
-from ..given import asked, flag
+from ..errors import CompileError, OptionError
+from ..given import flag
 from .admission import as_built
 from .backend import Backend
 from .budget import Budget, budget_of
 from .compiling import Call, PlanInfo, plans_of
 from .dynamo import isolated
-from .execution import Plan, Step, lost
+from .execution import Step
 from .joint import Joint, document, is_tensor
 from .ledger import Ledger
 from .residents import Residents
-from .settings import Offload, Settings, device_of, parts_of, settings
+from .settings import Offload, Settings, device_of, settings
 from .tier import Tier
 from .updates import Updates
 
@@ -60,7 +59,7 @@ def step(
     outputs: bool = False,
     deadline: float | str = 1.0,
     offload: int | str | None = None,
-    split: int | str = "off",
+    split: int | str = "auto",
     **others: Any,
 ) -> TrainingStep:
     """A function that makes one training step of `model` within `budget` bytes: forward pass, backward pass and the
@@ -84,7 +83,7 @@ def step(
     `budget` is an `int`, text such as `"6GiB"`, or `"min"` for the smallest that the planner reaches. It counts what
     the model's device holds at any time of the step: parameters, buffers, batch, the optimizer's state, gradients while
     they exist, what is saved and what is recomputed, and what operators and updates take while they run. `deadline` is
-    how long the search for a plan may take: seconds, or text such as `"500ms"`.
+    how long the search for a plan may take, for each way to divide the loss: seconds, or text such as `"500ms"`.
 
     With `offload`, a size such as `"64GiB"`, parameters, the optimizer's state and what the step computes may be moved
     away while they are not needed, to at most this many bytes of another memory: pinned host memory if the model is on
@@ -92,13 +91,13 @@ def step(
     parameters and state alone exceed the budget. Between two steps what is away lies there as CPU tensors, and can be
     read, written, saved and loaded as usual; other tensors that share a parameter's memory keep that memory.
 
-    With `split=N` the loss of a language model is computed in chunks of rows: logits and what follows from them exist for
-    a part of the batch's tokens at a time, and their gradient, in its own type, is all that is left of them
-    (doc/theory/split.md). With `split="8:totals"` not even that exists for all rows, and the gradient of the head's weight
-    is a total to which each of 8 chunks adds a term, which changes its last digits. `split="auto"` divides the step if that makes a faster plan within the budget, or any. A
-    product of some rows has the bits of those rows, unless it is so small that PyTorch shares its sums out among
-    threads; then the last digits may differ. Steps whose sizes vary, and those in which nothing can be divided, are
-    planned as they are.
+    Where that makes a faster plan within the budget, or any, the loss of a language model is computed in chunks of rows:
+    logits and what follows from them exist for a part of the batch's tokens at a time, and their gradient, in its own
+    type, is all that is left of them (doc/theory/split.md). Before such a plan runs, products of chunks are compared with
+    those of all rows, and it is left out if a bit differs. `split=N` asks for N chunks, whatever their bits, and
+    `split="off"` for none. With `split="8:totals"` not even the logits' gradient exists for all rows, and that of the
+    head's weight is a total to which each of 8 chunks adds a term, which changes its last digits. Steps whose sizes vary,
+    and those in which nothing can be divided, are planned as they are.
 
     Anything that needs all gradients at once is refused; use tightfit.compile for it: clipping, GradScaler,
     accumulation, closures, and optimizers that are not known to update each parameter independently.
@@ -120,22 +119,22 @@ def step(
                           "None where the model returns its loss")
     flag(outputs, "outputs")
     updates = Updates(optimizer)
-    chosen = settings(deadline=deadline, offload=offload)
-    return TrainingStep(model, loss_fn, updates, chosen, budget_of(budget), outputs, parts_of(split))
+    chosen = settings(deadline=deadline, offload=offload, split=split)
+    return TrainingStep(model, loss_fn, updates, chosen, budget_of(budget), outputs)
 
 
 class TrainingStep:
     """One training step, to be called with a batch; `tightfit.step` makes it."""
 
     def __init__(self, model: nn.Module, loss_fn: Any, updates: Updates, asked: Settings, budget: Budget,
-                 outputs: bool, parts: Sequence[str] = ("off",)) -> None:
+                 outputs: bool) -> None:
         # The backend refers to the model weakly; the module that is compiled holds it.
         self._residents = None
         if isinstance(asked.placement, Offload):
             tensors = [parameter for group in updates.optimizer.param_groups for parameter in group["params"]]
             self._residents = Residents(updates.optimizer, Tier(asked.placement.size, device_of(tensors)))
         self._backend = Backend(asked, budget, model, type(model).__name__,
-                                step=functools.partial(_WholeStep, updates, self._residents, parts))
+                                step=functools.partial(_WholeStep, updates, self._residents))
         if self._residents is not None:
             self._backend.ledger.tier = self._residents.tier
             self._residents.leave()
@@ -203,20 +202,14 @@ def _detached(output: Any) -> Any:
     return output
 
 
-class _Indivisible(Exception):
-    """Nothing of a step can be divided."""
-
-
 class _WholeStep(Step):
     """A captured graph whose plans include all updates."""
 
     accumulates = False
     nests = False
 
-    def __init__(self, updates: Updates, residents: Residents | None, parts: Sequence[str], joint: Joint, settings: Settings, ledger: Ledger, device: torch.device,
+    def __init__(self, updates: Updates, residents: Residents | None, joint: Joint, settings: Settings, ledger: Ledger, device: torch.device,
                  name: str, outside: int, outside_parameters: Sequence[Any] = ()) -> None:
-        # Each way to divide it has its share of the time.
-        settings = replace(settings, deadline=settings.deadline / len(parts))
         super().__init__(_checked(joint), settings, ledger, device, name, outside, outside_parameters)
         self.updates = updates
         self.update = updates.run
@@ -225,9 +218,6 @@ class _WholeStep(Step):
             self.resident = lambda parameter, is_state: residents.of(parameter, is_state=is_state)
         self.holds_outputs = True
         self._plans_by: dict[Hashable, Any] = {}
-        # The ways to divide it that are tried, and the one that is planned now.
-        self._parts = parts if not self.joint.sizes else ("off",)
-        self._now = "off"
 
     def _forward(self, arguments: list[Any]) -> list[Any]:
         """The whole step: empties `arguments`, updates the parameters, and returns the outputs."""
@@ -256,45 +246,11 @@ class _WholeStep(Step):
         """Never called: the loss of a step is detached."""
         raise RuntimeError("the backward pass of this step has run, and its updates have been made")
 
-    def _graph(self, accumulated: frozenset[int], holds: bool, arguments: Sequence[Any]) -> dict[str, Any]:
+    def _whole(self, accumulated: frozenset[int], holds: bool, arguments: Sequence[Any]) -> dict[str, Any]:
         """The graph that is planned, which includes the updates."""
         costs = {index: self.updates.update(arguments[index]) for index in self._accumulating}
         states = None if self.residents is None else self._states(arguments)
-        whole = document(self.joint, self.name, updates=costs, states=states)
-        if self._now == "off":
-            return whole
-        divided = asked(_native.split_graph, json.dumps(whole).encode(), self._now)
-        if divided is None:
-            raise _Indivisible
-        return json.loads(divided)
-
-    def _planned(self, *given: Any, **named: Any) -> Plan:
-        """The best plan of the step as it is and in chunks. Raises `InfeasibleBudget`, that of what needs least, if there
-        is none."""
-        try:
-            return self._best(*given, **named)
-        finally:
-            self._now = "off"
-
-    def _best(self, *given: Any, **named: Any) -> Plan:
-        """The same; what was tried last stays noted."""
-        found: list[Plan] = []
-        refused: list[InfeasibleBudget] = []
-        for self._now in self._parts:
-            if found and lost(found[0]) == 0:
-                break
-            try:
-                found.append(replace(super()._planned(*given, **named), split=self._now))
-            except InfeasibleBudget as error:
-                refused.append(error.with_traceback(None))
-            except _Indivisible:
-                if len(self._parts) == 1:
-                    self._parts = ("off",)
-                    return self._best(*given, **named)
-                break
-        if not found:
-            raise min(refused, key=lambda error: (error.needed, error.smallest))
-        return min(found, key=lambda plan: plan.held.peak if self.budget is None else plan.held.seconds)
+        return document(self.joint, self.name, updates=costs, states=states)
 
     def _states(self, arguments: Sequence[Any]) -> dict[int, int]:
         """The bytes of each parameter's state."""

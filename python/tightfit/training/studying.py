@@ -27,7 +27,8 @@ from .budget import Budget, budget_of
 from .compiling import PlanInfo, info
 from .costs import costed
 from .dynamo import Capturing, translated
-from .execution import Plan, Step
+from .dividing import Division, predicted
+from .execution import Plan, Step, lost
 from .joint import document
 from .marking import marked_along
 from .optimizer_state import state_bytes
@@ -66,24 +67,34 @@ def capture_step(model: nn.Module, batch: Any, *, differentiable_outputs: bool =
 
 def plan(model: nn.Module, batch: Any, budget: int | str | Budget = "min", *, machine: str | None = None,
          optimizer: torch.optim.Optimizer | type | str | None = None, differentiable_outputs: bool = False,
-         loss_memory: int | str | None = None, deadline: float | str = 1.0, planner: str = "auto") -> PlanInfo:
+         loss_memory: int | str | None = None, deadline: float | str = 1.0, planner: str = "auto",
+         split: int | str = "auto") -> PlanInfo:
     """The plan that `tightfit.compile` would make for this batch, without running the model.
 
     `batch` is a tuple of positional arguments, a dict of keyword arguments, or one tensor.
     With `machine` (such as `"h100-80gb"`) times are predicted for that machine, so models larger than the available
     memory can be planned from the meta device; otherwise, and with `"cpu"`, they are measured on the model's device.
-    `planner` is the name of one, as for `tightfit.compile`. Raises `InfeasibleBudget`.
+    `planner` and `split` are those of `tightfit.compile`; on a `machine`, chunks are taken to change no bit. Raises
+    `InfeasibleBudget`.
     """
     budget, limit, known = budget_of(budget), seconds(deadline), planner_named(planner)
+    ways = settings(planner=planner, split=split).ways
     asked = budget.bytes
     machine = predicted_for(model, batch, machine)
     step = _step(model, batch, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory)
-    graph = _costed(step, model, measure=machine is None)
+    whole = document(step.joint, step.name, between=step.loss.memory.between)
+    division = Division(ways if machine is None else predicted(ways), step.device)
     beside = step.outside + step.reserve + step.ledger.unread_bytes() + budget.held()
     beside += 0 if optimizer is None else state_bytes(optimizer, model.parameters())
     room = None if asked is None else max(asked - beside, 0)
-    try:
+
+    def planned() -> Plan:
+        graph = _costed(step, model, measure=machine is None, graph=division.graph(whole))
         found = held(graph, room, limit, machine, planner=known)
+        return Plan(found, None, frozenset(), True, beside, budget=asked)
+
+    try:
+        found = division.best(planned, lost, lambda: whole, is_smallest=room is None)
     except InfeasibleBudget as error:
         raise InfeasibleBudget(
             f"{too_few(asked, error.needed + beside)} {type(model).__name__} on a batch of {listed(step.batch())}: no "
@@ -92,7 +103,7 @@ def plan(model: nn.Module, batch: Any, budget: int | str | Budget = "min", *, ma
             budget=asked or 0, needed=error.needed + beside, smallest=error.smallest + beside, binding=error.binding,
             live=error.live,
         ) from None
-    return info(step, Plan(found, None, frozenset(), True, beside, budget=asked))
+    return info(step, found)
 
 
 def explain(model: nn.Module, batch: Any, out: str | os.PathLike[str] = "report.html", *, machine: str | None = None,
@@ -149,8 +160,8 @@ def _modes(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if first is None else first.fake_mode
 
 
-def _costed(step: Step, model: nn.Module, *, measure: bool) -> dict[str, Any]:
-    graph = document(step.joint, step.name, between=step.loss.memory.between)
+def _costed(step: Step, model: nn.Module, *, measure: bool, graph: dict[str, Any] | None = None) -> dict[str, Any]:
+    graph = graph or document(step.joint, step.name, between=step.loss.memory.between)
     return costed(graph, step.device, parameters=model.parameters()).document if measure else graph
 
 

@@ -141,7 +141,9 @@ pub fn plan(arguments: &Arguments) -> Result<ExitCode> {
         // What could not be measured of the step as it is cannot be of its parts.
         let known = calls::known(&machine);
         let is_tried = is_step && !arguments.costs.roofline;
-        if parts != Parts::WHOLE && is_tried && !known.covers(&whole_graph) {
+        // The smallest budget does not depend on times.
+        let is_needed = known.covers(&whole_graph) && budget != Budget::Smallest;
+        if parts != Parts::WHOLE && is_tried && !is_needed {
             return Profile::measured(graph, &machine, &known);
         }
         arguments.profile(graph, is_step, &machine, batches.in_parts(parts))

@@ -27,6 +27,9 @@ pub const TRIED: [Parts; 3] = [
 /// The part of the effort for a first plan.
 const FIRST: f64 = 0.06;
 
+/// The same where the smallest plan is requested, which takes longer to find.
+const FIRST_SMALLEST: f64 = 0.25;
+
 /// Nothing new is tried once less than this part of the time is left.
 const LAST: f64 = 0.2;
 
@@ -78,20 +81,27 @@ pub fn fit_divided(graph: Graph, division: Division<'_>, task: &FitTask<'_>) -> 
     let rates = |graph: &Graph| Profile::new(graph, task.machine).total(&graph.compute_nodes()).0;
     // Rates say what measuring would be wasted on.
     let measured = profile.total(&graph.compute_nodes()).0 / rates(&graph);
-    let mut best = search.plan(Parts::WHOLE, (graph, profile), task.effort.part(FIRST));
-    let mut tried: Vec<String> = Vec::new();
+    let mut forms: Vec<(Parts, Graph, Bytes)> = Vec::new();
     for parts in TRIED {
-        let Some(graph) = (division.graph)(parts) else { continue };
+        let Some(divided) = (division.graph)(parts) else { continue };
         // There may not be that many blocks of rows.
-        let form = graph.hash().to_string();
+        if forms.iter().all(|(_, known, _)| known.hash() != divided.hash()) {
+            let least = search.least(&divided);
+            forms.push((parts, divided, least));
+        }
+    }
+    let least = forms.iter().map(|form| form.2).chain([search.least(&graph)]).min();
+    let first = if search.is_smallest() { FIRST_SMALLEST } else { FIRST };
+    if search.is_smallest() {
+        // Where least is needed, least will be reached.
+        forms.sort_by_key(|form| form.2);
+    }
+    let mut best = search.plan(Parts::WHOLE, (graph, profile), task.effort.part(first));
+    for (parts, graph, _) in forms {
         let at_least = Seconds(rates(&graph) * measured);
-        if tried.contains(&form)
-            || !search.can_be_better(at_least, &best)
-            || search.needs_more(&graph, &best)
-        {
+        if !search.can_be_better(at_least, &best) || search.needs_more(&graph, &best) {
             continue;
         }
-        tried.push(form);
         if search.left().0 < LAST * task.effort.deadline.0 {
             search.admit(&graph, &mut best);
             continue;
@@ -100,11 +110,18 @@ pub fn fit_divided(graph: Graph, division: Division<'_>, task: &FitTask<'_>) -> 
         let profile = (division.profile)(parts, &graph);
         search.start.0 += (task.effort.clock)().0 - before;
         if search.can_be_better(profile.total(&graph.compute_nodes()), &best) {
-            let next = search.plan(parts, (graph, profile), task.effort.part(FIRST));
+            let next = search.plan(parts, (graph, profile), task.effort.part(first));
             best = search.better(best, next);
         }
     }
-    search.improved(best)
+    let mut best = search.improved(best);
+    // What is proven of one way to divide the step is not proven of the others.
+    if let (Ok(planned), Some(least)) = (&mut best.planned, least)
+        && let Some(limit) = &mut planned.limit
+    {
+        limit.needed = limit.needed.min(least);
+    }
+    best
 }
 
 /// What all plans of a step have in common.

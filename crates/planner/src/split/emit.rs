@@ -1,6 +1,7 @@
 //! Writes a step of which a part is computed in chunks of rows. Invariant: what a chunk's call
 //! makes is what its operator derives from its inputs; all other calls are as before, and those
-//! that need nothing of the part come before it.
+//! that need nothing of the part come before it. Of a part on both sides of a barrier, all chunks
+//! of one side come before those of the other, with what lies between the sides.
 
 mod results;
 
@@ -33,6 +34,8 @@ pub struct Emitter<'a> {
     totals: HashMap<ValueId, ValueId>,
     /// Narrow rows of each chunk so far.
     kept: HashMap<ValueId, Vec<ValueId>>,
+    /// The calls on each side of a barrier.
+    sides: Vec<Vec<NodeId>>,
 }
 
 /// What was made of the rows of one chunk.
@@ -44,6 +47,8 @@ struct Chunk {
     rows: u64,
     /// What stands for each value of the part.
     made: HashMap<ValueId, ValueId>,
+    /// What stands for each call of it.
+    calls: Vec<(NodeId, NodeId)>,
     /// Parts of values from outside, by the value and the dimension that is cut.
     parts: HashMap<(ValueId, usize), ValueId>,
 }
@@ -63,6 +68,10 @@ impl<'a> Emitter<'a> {
                 shown.push(id);
             }
         }
+        let late = |&id: &NodeId| region.border.is_some_and(|border| border <= id);
+        let (after, before): (Vec<NodeId>, Vec<NodeId>) =
+            region.calls.keys().partition(|id| late(id));
+        let sides = [before, after].into_iter().filter(|side| !side.is_empty()).collect();
         Emitter {
             graph,
             region,
@@ -72,45 +81,68 @@ impl<'a> Emitter<'a> {
             flat: HashMap::new(),
             totals: HashMap::new(),
             kept: HashMap::new(),
+            sides,
         }
     }
 
     /// The step in chunks between these borders.
     pub fn split(mut self, borders: &[u64]) -> Result<Graph, SplitError> {
-        let (before, after) = self.around();
-        before.iter().for_each(|&id| self.writer.copy(id));
-        for (number, ends) in borders.windows(2).enumerate() {
-            let (made, parts) = (HashMap::new(), HashMap::new());
-            let mut chunk =
-                Chunk { number, first: ends[0], end: ends[1], rows: self.region.rows, made, parts };
-            for (&id, along) in &self.region.calls {
-                self.call(id, along, &mut chunk)?;
+        let mut chunks: Vec<Chunk> = borders
+            .windows(2)
+            .enumerate()
+            .map(|(number, ends)| Chunk::new(number, (ends[0], ends[1]), self.region.rows))
+            .collect();
+        let (region, around) = (self.region, self.around());
+        let sides = std::mem::take(&mut self.sides);
+        for (side, before) in sides.iter().zip(&around) {
+            before.iter().for_each(|&id| self.writer.copy(id));
+            for chunk in &mut chunks {
+                chunk.calls.iter().for_each(|&(id, made)| self.writer.stand_in(id, made));
+                for &id in side {
+                    self.call(id, &region.calls[&id], chunk)?;
+                    chunk.calls.extend(self.writer.stands_in(id).map(|made| (id, made)));
+                }
             }
+            self.end(side)?;
         }
-        for &id in self.region.calls.keys() {
-            self.leave(id)?;
-        }
-        let shown = std::mem::take(&mut self.shown);
-        shown.iter().rev().chain(&after).for_each(|&id| self.writer.copy(id));
+        let last = around.last().expect("what follows the last side");
+        last.iter().for_each(|&id| self.writer.copy(id));
         self.writer.finish()
     }
 
-    /// The calls that need nothing of the part and are made before its last one, and all others.
-    fn around(&self) -> (Vec<NodeId>, Vec<NodeId>) {
-        let is_in = |id: &NodeId| self.region.calls.contains_key(id);
-        let last = self.region.calls.last_key_value().map(|(&id, _)| id);
-        let mut depends: SecondaryMap<NodeId, bool> = SecondaryMap::new();
-        let (mut before, mut after) = (Vec::new(), Vec::new());
-        for (id, node) in self.graph.nodes() {
-            let mut inputs = node.inputs.iter().map(|&value| self.graph.values()[value].producer);
-            depends[id] = is_in(&id) || inputs.any(|producer| depends[producer]);
-            match is_in(&id) {
-                true => {}
-                false if depends[id] || Some(id) > last => after.push(id),
-                false => before.push(id),
-            }
+    /// All rows of what others read of one side.
+    fn end(&mut self, side: &[NodeId]) -> Result<(), SplitError> {
+        for &id in side {
+            self.leave(id)?;
         }
-        (before, after)
+        let shown: Vec<NodeId> =
+            self.shown.iter().rev().filter(|id| side.contains(id)).copied().collect();
+        shown.into_iter().for_each(|id| self.writer.copy(id));
+        Ok(())
+    }
+
+    /// The other calls: those before each side, and those after the last one. A call comes as early
+    /// as what it needs, but after a side if all of that was before it.
+    fn around(&self) -> Vec<Vec<NodeId>> {
+        let count = self.sides.len();
+        let side_of = |id: NodeId| self.sides.iter().position(|side| side.contains(&id));
+        let mut around = vec![Vec::new(); count + 1];
+        let mut places: SecondaryMap<NodeId, usize> = SecondaryMap::new();
+        for (id, node) in self.graph.nodes() {
+            let producers = node.inputs.iter().map(|&value| self.graph.values()[value].producer);
+            places[id] = match self.region.calls.contains_key(&id) {
+                // What reads it comes after its side.
+                true => side_of(id).map_or(count, |side| side + 1),
+                false => {
+                    let passed = self.sides.iter().take_while(|side| side.last() < Some(&id));
+                    let place = producers.map(|producer| places[producer]).max().unwrap_or(0);
+                    let place = place.max(passed.count());
+                    around[place].push(id);
+                    place
+                }
+            };
+        }
+        around
     }
 
     /// A call on the rows of a chunk.
@@ -304,6 +336,11 @@ impl<'a> Emitter<'a> {
 }
 
 impl Chunk {
+    fn new(number: usize, (first, end): (u64, u64), rows: u64) -> Chunk {
+        let (made, calls, parts) = (HashMap::new(), Vec::new(), HashMap::new());
+        Chunk { number, first, end, rows, made, calls, parts }
+    }
+
     /// A call of this chunk that stands for another one.
     fn call<'n>(&self, of: &'n Node, op: &'n str, args: Vec<Argument>) -> Call<'n> {
         let share = Some((self.end - self.first) as f64 / self.rows as f64);

@@ -1,7 +1,9 @@
 //! A part of a step that can be computed for some rows at a time. Invariant: it begins with a
 //! product of matrices and ends with others; it holds every call that reads what the first one
 //! makes, or something as wide that follows from it, and every call between two of its own; each
-//! computes rows from the same rows, or adds up a term for each of them. The gradient of a table is
+//! computes rows from the same rows, or adds up a term for each of them. If a barrier separates the
+//! forward pass from the backward pass, each pass has calls of it, and what lies between them stays
+//! outside, and so does whatever makes something wide that is a result. The gradient of a table is
 //! such a part along its columns.
 
 use std::cmp::Reverse;
@@ -10,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use cranelift_entity::SecondaryMap;
 
 use crate::graph::{Graph, Node, Phase};
-use crate::id::{NodeId, ValueId};
+use crate::id::{NodeId, StorageId, ValueId};
 use crate::operator::{Axis, Kind, Operator, axes_of};
 use crate::split::along::{Along, Piece, Written, is_transposed};
 use crate::split::span::Span;
@@ -24,6 +26,8 @@ pub struct Region {
     pub rows: u64,
     /// Its calls, in the order of the step.
     pub calls: BTreeMap<NodeId, Along>,
+    /// The first call that follows from a barrier between the passes, if there is one.
+    pub border: Option<NodeId>,
     /// Where what it makes has its rows.
     pub spans: BTreeMap<ValueId, Span>,
     /// What is wide; what others read of that is written into a tensor of its size.
@@ -77,6 +81,8 @@ impl Region {
     }
 }
 
+/// What separates the passes: all that the forward pass returns is there, and its gradients come.
+const BARRIER: &str = "tightfit.barrier";
 /// What adds rows of a gradient up into a table, by their indices.
 const SCATTERS: [&str; 3] = [
     "aten.embedding_dense_backward.default",
@@ -113,6 +119,8 @@ struct Step<'a> {
     graph: &'a Graph,
     axes: SecondaryMap<NodeId, Vec<Axis>>,
     readers: SecondaryMap<ValueId, Vec<NodeId>>,
+    /// The last barrier between the passes.
+    barrier: Option<NodeId>,
 }
 
 impl<'a> Step<'a> {
@@ -124,7 +132,13 @@ impl<'a> Step<'a> {
             axes[id] = known.unwrap_or_default();
             node.inputs.iter().for_each(|&input| readers[input].push(id));
         }
-        Step { graph, axes, readers }
+        let barriers = graph.nodes().iter().filter(|(_, node)| node.op == BARRIER);
+        Step { graph, axes, readers, barrier: barriers.map(|(id, _)| id).next_back() }
+    }
+
+    /// Whether two calls are on the same side of the barrier.
+    fn are_together(&self, one: NodeId, other: NodeId) -> bool {
+        self.barrier.is_none_or(|barrier| (one < barrier) == (other < barrier))
     }
 
     /// Whether what a call makes lies in storages of its own, in order.
@@ -164,6 +178,7 @@ impl<'a> Growth<'a> {
                 product,
                 rows: tensor.shape[0],
                 calls,
+                border: None,
                 spans,
                 wide: BTreeSet::new(),
                 into: None,
@@ -179,6 +194,10 @@ impl<'a> Growth<'a> {
             while let Some(value) = self.pending.pop() {
                 let span = self.region.spans[&value];
                 for &reader in &self.step.readers[value] {
+                    // What the forward pass returns, others read.
+                    if Some(reader) == self.step.barrier {
+                        continue;
+                    }
                     if sums == Sums::Totals || !self.is_sum(reader, value, span) {
                         self.add(reader, value, span)?;
                     }
@@ -191,8 +210,11 @@ impl<'a> Growth<'a> {
             }
         }
         self.check_rows()?;
-        self.check_results()?;
+        self.leave_results();
         self.check_order()?;
+        let mut calls = self.region.calls.keys();
+        let barrier = self.step.barrier;
+        self.region.border = calls.find(|id| barrier.is_some_and(|it| it < **id)).copied();
         Ok(self.region)
     }
 
@@ -355,28 +377,33 @@ impl<'a> Growth<'a> {
         Ok(!between.is_empty())
     }
 
-    /// The calls that need something of the part, and that the part needs something of.
+    /// The calls that need something of the part, and that the part needs something of, on one side
+    /// of the barrier.
     fn between(&self) -> Vec<NodeId> {
         let graph = self.step.graph;
         let is_in = |id: &NodeId| self.region.calls.contains_key(id);
         let producers = |id: NodeId| {
-            graph.nodes()[id].inputs.iter().map(|&value| graph.values()[value].producer)
+            let all = graph.nodes()[id].inputs.iter().map(|&value| graph.values()[value].producer);
+            all.filter(move |&producer| self.step.are_together(id, producer))
         };
-        let (Some(first), Some(last)) = (self.first(), self.last()) else { return Vec::new() };
-        let within: Vec<NodeId> =
-            graph.nodes().keys().filter(|id| (first..=last).contains(id)).collect();
-        let mut follows: SecondaryMap<NodeId, bool> = SecondaryMap::new();
-        let mut leads: SecondaryMap<NodeId, bool> = SecondaryMap::new();
-        for &id in &within {
-            follows[id] = is_in(&id) || producers(id).any(|producer| follows[producer]);
-        }
-        for &id in within.iter().rev() {
-            if leads[id] || is_in(&id) {
-                producers(id).for_each(|producer| leads[producer] = true);
+        let mut found = Vec::new();
+        for (first, last) in self.ends() {
+            let within: Vec<NodeId> =
+                graph.nodes().keys().filter(|id| (first..=last).contains(id)).collect();
+            let mut follows: SecondaryMap<NodeId, bool> = SecondaryMap::new();
+            let mut leads: SecondaryMap<NodeId, bool> = SecondaryMap::new();
+            for &id in &within {
+                follows[id] = is_in(&id) || producers(id).any(|producer| follows[producer]);
             }
+            for &id in within.iter().rev() {
+                if leads[id] || is_in(&id) {
+                    producers(id).for_each(|producer| leads[producer] = true);
+                }
+            }
+            let is_between = |id: &NodeId| !is_in(id) && follows[*id] && leads[*id];
+            found.extend(within.into_iter().filter(is_between));
         }
-        let is_between = |id: &NodeId| !is_in(id) && follows[*id] && leads[*id];
-        within.into_iter().filter(is_between).collect()
+        found
     }
 
     /// What a call reads of the part are the same rows.
@@ -398,34 +425,52 @@ impl<'a> Growth<'a> {
         Ok(())
     }
 
-    /// Nothing wide is a result.
-    fn check_results(&self) -> Result<(), Obstacle> {
+    /// What is wide and a result of the step exists for all rows in any case: what makes it stays
+    /// outside.
+    fn leave_results(&mut self) {
         let graph = self.step.graph;
-        let is_wide = |value: &&ValueId| self.region.wide.contains(value);
-        if let Some(value) = graph.outputs().iter().find(is_wide) {
-            let producer = graph.values()[*value].producer;
-            return Err(Obstacle(producer, "makes a result of the step for all rows"));
+        let storage = |value: ValueId| graph.values()[value].storage;
+        let results: BTreeSet<StorageId> = graph.outputs().iter().map(|&it| storage(it)).collect();
+        let mut needed: BTreeSet<ValueId> = BTreeSet::new();
+        let calls: Vec<NodeId> = self.region.calls.keys().rev().copied().collect();
+        for id in calls {
+            let node = &graph.nodes()[id];
+            let is_result = |output: &ValueId| {
+                needed.contains(output)
+                    || self.region.wide.contains(output) && results.contains(&storage(*output))
+            };
+            if node.outputs.iter().flatten().any(is_result) {
+                needed.extend(&node.inputs);
+                self.region.calls.remove(&id);
+                for output in node.outputs.iter().flatten() {
+                    self.region.wide.remove(output);
+                }
+            }
         }
-        Ok(())
     }
 
     /// No call in between must keep its place.
     fn check_order(&self) -> Result<(), Obstacle> {
         let graph = self.step.graph;
-        let (Some(first), Some(last)) = (self.first(), self.last()) else { return Ok(()) };
-        let mut between = graph.nodes().iter().filter(|(id, _)| first < *id && *id < last);
-        match between.find(|(_, node)| node.mutates || node.stream) {
-            Some((id, _)) => Err(Obstacle(id, "must keep its place among the calls of the loss")),
-            None => Ok(()),
+        for (first, last) in self.ends() {
+            let mut between = graph.nodes().iter().filter(|(id, _)| first < *id && *id < last);
+            if let Some((id, _)) = between.find(|(_, node)| node.mutates || node.stream) {
+                return Err(Obstacle(id, "must keep its place among the calls of the loss"));
+            }
         }
+        Ok(())
     }
 
-    fn first(&self) -> Option<NodeId> {
-        self.region.calls.first_key_value().map(|(&id, _)| id)
-    }
-
-    fn last(&self) -> Option<NodeId> {
-        self.region.calls.last_key_value().map(|(&id, _)| id)
+    /// The first and the last call, on each side of the barrier that has any.
+    fn ends(&self) -> Vec<(NodeId, NodeId)> {
+        let mut ends: Vec<(NodeId, NodeId)> = Vec::new();
+        for &id in self.region.calls.keys() {
+            match ends.last_mut() {
+                Some((first, last)) if self.step.are_together(*first, id) => *last = id,
+                _ => ends.push((id, id)),
+            }
+        }
+        ends
     }
 
     fn is_wide(&self, value: ValueId) -> bool {

@@ -130,6 +130,16 @@ impl<'a> Writer<'a> {
         self.nodes[id] = self.last;
     }
 
+    /// Lets a call that was made stand for one of the graph.
+    pub fn stand_in(&mut self, id: NodeId, made: NodeId) {
+        self.nodes[id] = Some(made);
+    }
+
+    /// The call that stands for one of the graph, if one does by now.
+    pub fn stands_in(&self, id: NodeId) -> Option<NodeId> {
+        self.nodes[id]
+    }
+
     /// Makes a call whose output is of a type that it is given, and returns that.
     pub fn typed(&mut self, call: Call<'_>, dtype: DType) -> Result<ValueId, SplitError> {
         let mut keywords = vec![("dtype".to_string(), Argument::Text(to_torch(dtype).to_string()))];

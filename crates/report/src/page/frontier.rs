@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use super::plot::Frame;
 use super::{Report, tables};
-use crate::axis::{escape, percents, ticks};
+use crate::axis::{FEW, escape, percents, ticks};
 use crate::frontier::{Axes, FrontierPoint, line};
 use crate::stack::SIDE;
 
@@ -25,7 +25,7 @@ pub fn section(report: &Report<'_>) -> String {
             .into_iter()
             .map(|share| (share / axes.top, format!("{} %", tables::short(share * 100.0))))
             .collect(),
-        horizontal: ticks(axes.low, axes.high)
+        horizontal: ticks(axes.low, axes.high, FEW)
             .into_iter()
             .map(|bytes| (axes.across(bytes), bytes.to_string()))
             .collect(),

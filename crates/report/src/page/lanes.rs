@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use tightfit::units::{Bytes, Seconds};
 
-use crate::axis::{duration, escape, ticks};
+use crate::axis::{MANY, duration, escape, ticks};
 use crate::course::Course;
 use crate::stack::{SIDE, Scale, areas_below};
 use crate::trace::Trace;
@@ -124,6 +124,6 @@ fn rows(key: &str, text: &str, longest: Seconds, spans: &[Vec<(Seconds, Seconds)
 
 /// Two ticks: the largest round number of bytes, and half of it.
 fn few(top: Bytes) -> Vec<Bytes> {
-    let last = ticks(0.0, top.0 as f64).pop().unwrap_or_default();
+    let last = ticks(0.0, top.0 as f64, MANY).pop().unwrap_or_default();
     [Bytes(last.0 / 2), last].into_iter().filter(|&tick| tick > Bytes::ZERO).collect()
 }

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use tightfit::units::{Bytes, Seconds};
 
 use super::{Measured, lanes, tables};
-use crate::axis::{duration, escape, moments, ticks};
+use crate::axis::{MANY, duration, escape, moments, ticks};
 use crate::course::Course;
 use crate::stack::{SIDE, Scale, areas, outline};
 
@@ -80,7 +80,7 @@ fn time_axis(scale: &Scale) -> Vec<(f64, String)> {
 }
 
 fn memory_axis(scale: &Scale) -> Vec<(f64, String)> {
-    ticks(0.0, scale.top.0 as f64)
+    ticks(0.0, scale.top.0 as f64, MANY)
         .into_iter()
         .map(|bytes| (scale.y(bytes), bytes.to_string()))
         .collect()

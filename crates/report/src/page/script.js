@@ -133,12 +133,13 @@
     mark.style.left = at * 100 + "%";
   };
 
-  // Where another drawing runs the same node: for the first time, or as often as here.
+  // Where another drawing runs the same node, or a chunk of it: for the first time, or as often as here.
   const partner = (side, call, other) => {
-    const name = named(side, call);
+    const whole = (side, call) => named(side, call).replace(/(\.into|\.total)?\.chunk\d+$/, "");
+    const name = whole(side, call);
     let run = 0, last = -1;
-    for (let i = 0; i <= call; i++) run += named(side, i) === name;
-    for (let i = 0; i < other.count && run; i++) if (named(other, i) === name) last = i, run--;
+    for (let i = 0; i <= call; i++) run += whole(side, i) === name;
+    for (let i = 0; i < other.count && run; i++) if (whole(other, i) === name) last = i, run--;
     return last;
   };
 
