@@ -60,13 +60,18 @@ class Division:
              is_smallest: bool) -> Plan:
         """The best of the plans that `plan` makes of the step as it is, which is `whole`, and in chunks: the fastest, or the
         one that holds the least. Raises `InfeasibleBudget`, that of what needs least, if there is none."""
-        self._settle(whole)
+        if self.ways[0] != WHOLE:
+            self._settle(whole)
         found: list[Plan] = []
         refused: list[InfeasibleBudget] = []
         try:
             for way in self.ways:
                 if found and lost(found[0]) == 0 and not is_smallest:
                     break
+                if way != WHOLE:
+                    self._settle(whole)
+                    if self.ways == (WHOLE,):
+                        break
                 for self.now in self._equal_ways(whole) if way == EQUAL else (way,):
                     try:
                         found.append(replace(plan(), split=self.now))
