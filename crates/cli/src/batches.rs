@@ -186,20 +186,23 @@ impl Batches {
 
     /// The same with its loss in chunks.
     pub fn split_step(self, step: Step) -> Result<Step> {
-        match self.split {
-            None | Some(Split::Into(Parts::WHOLE)) => Ok(step),
-            Some(Split::Into(parts)) => Ok(step.split(parts)?),
-            Some(Split::Auto) => Err(Undecided.into()),
-        }
+        Ok(match self.asked()? {
+            Some(parts) => step.split(parts)?,
+            None => step,
+        })
     }
 
     /// The step with its loss in chunks. A step at another size has other chunks.
     pub fn split(self, graph: Graph) -> Result<Graph> {
-        match self.split {
-            None | Some(Split::Into(Parts::WHOLE)) => Ok(graph),
-            Some(Split::Into(parts)) => Ok(split(&graph, parts)?),
-            Some(Split::Auto) => Err(Undecided.into()),
-        }
+        Ok(match self.asked()? {
+            Some(parts) => split(&graph, parts)?,
+            None => graph,
+        })
+    }
+
+    /// The chunks that are asked for, where no plan decides.
+    fn asked(self) -> Result<Option<Parts>, Undecided> {
+        if self.split == Some(Split::Auto) { Err(Undecided) } else { Ok(self.chunks()) }
     }
 
     /// What no capture of the step shows of these sizes.
@@ -227,10 +230,7 @@ impl Batches {
     pub fn tried(self) -> Vec<String> {
         let sizes = self.sizes().map(|(dimension, size)| (dimension.name(), size));
         let micro_batches = ("microbatches", u64::from(self.micro_batches.min(TRIED)));
-        let parts = match self.split {
-            Some(Split::Into(parts)) if parts.chunks > 1 => Some(("split", parts.to_string())),
-            _ => None,
-        };
+        let parts = self.chunks().map(|parts| ("split", parts.to_string()));
         let numbers = sizes.chain([micro_batches]);
         let all = numbers.map(|(name, number)| (name, number.to_string())).chain(parts);
         all.flat_map(|(name, value)| [format!("--{name}"), value]).collect()

@@ -77,7 +77,7 @@ fn html(steps: &Steps, points: &[FrontierPoint]) -> String {
     page(&Report {
         machine: "a machine",
         unplanned: &before,
-        planned: &[Planned { name: "Planned", course: &after, whole: None }],
+        planned: &[Planned { name: "Planned", course: &after, chunks: None }],
         reserve: Bytes(0),
         frontier: points,
         measured: None,
@@ -330,7 +330,7 @@ fn a_measured_trace_stands_beside_the_prediction() {
     let report = Report {
         machine: "cpu",
         unplanned: &before,
-        planned: &[Planned { name: "Planned", course: &after, whole: None }],
+        planned: &[Planned { name: "Planned", course: &after, chunks: None }],
         reserve: Bytes(0),
         frontier: &[],
         measured: Some(measured),

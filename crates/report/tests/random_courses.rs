@@ -79,7 +79,7 @@ fn every_byte_of_every_call_is_accounted_for() {
             let report = Report {
                 machine: "m",
                 unplanned: &before,
-                planned: &[Planned { name: "Planned", course: &course, whole: None }],
+                planned: &[Planned { name: "Planned", course: &course, chunks: None }],
                 reserve: Bytes(0),
                 frontier: &[],
                 measured: None,

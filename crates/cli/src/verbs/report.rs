@@ -128,19 +128,19 @@ pub fn text(task: Task<'_>) -> Result<String> {
         })
         .collect();
     // The step in chunks, unplanned, of each plan that is for such a step.
-    let mut chunks = Vec::new();
+    let mut divided_steps = Vec::new();
     for (Shown { graph: divided, .. }, _) in &planned {
-        chunks.push(match divided.hash() == graph.hash() {
+        divided_steps.push(match divided.hash() == graph.hash() {
             true => None,
             false => Some(tightfit::unplanned(divided, &input::profile(divided, machine))?),
         });
     }
-    let whole: Vec<Option<Course<'_>>> = planned
+    let chunks: Vec<Option<Course<'_>>> = planned
         .iter()
-        .zip(&chunks)
-        .map(|((plan, _), chunks)| {
-            let chunks = chunks.as_ref()?;
-            Some(Course::of(&plan.graph, chunks.schedule(), chunks.timeline()))
+        .zip(&divided_steps)
+        .map(|((plan, _), step)| {
+            let step = step.as_ref()?;
+            Some(Course::of(&plan.graph, step.schedule(), step.timeline()))
         })
         .collect();
     let last = after.last().map_or(&before, |(_, course)| course);
@@ -164,8 +164,8 @@ pub fn text(task: Task<'_>) -> Result<String> {
         .collect();
     let plans: Vec<Planned<'_>> = after
         .iter()
-        .zip(&whole)
-        .map(|((name, course), whole)| Planned { name, course, whole: whole.as_ref() })
+        .zip(&chunks)
+        .map(|((name, course), chunks)| Planned { name, course, chunks: chunks.as_ref() })
         .collect();
     Ok(match task.svg {
         Some(Drawing::Memory) => {

@@ -44,13 +44,13 @@ pub struct Planned<'a> {
     /// Its course.
     pub course: &'a Course<'a>,
     /// The step without a plan, if the plan is of the step in chunks: in the same ones.
-    pub whole: Option<&'a Course<'a>>,
+    pub chunks: Option<&'a Course<'a>>,
 }
 
 impl<'a> Planned<'a> {
     /// The step without this plan, of which every call is one of the plan's.
     fn before(&self, unplanned: &'a Course<'a>) -> &'a Course<'a> {
-        self.whole.unwrap_or(unplanned)
+        self.chunks.unwrap_or(unplanned)
     }
 }
 
@@ -188,8 +188,8 @@ fn peaks_section(
     let several = report.planned.len() > 1;
     for (plan, rows) in report.planned.iter().zip(saved) {
         let of = if several { format!("{}: ", plan.name) } else { String::new() };
-        let chunks = plan.whole.map(|chunks| words::chunks(report.unplanned, chunks));
-        let before = match plan.whole {
+        let chunks = plan.chunks.map(|chunks| words::chunks(report.unplanned, chunks));
+        let before = match plan.chunks {
             Some(chunks) => (chunks, "that"),
             None => (report.unplanned, "the unplanned step"),
         };
