@@ -251,10 +251,30 @@ def test_a_compiled_loop_in_chunks_has_the_bits_of_the_plain_one(loss, way):
     assert all(map(torch.equal, whole, expected))
 
 
+@pytest.mark.parametrize("budget", ["min", 5_800_000])
+def test_batches_of_several_lengths_are_divided_where_only_chunks_fit(budget):
+    models = [Words(biased=False) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    compiled = tightfit.compile(models[1], budget, loss=flat)
+    for length in (LENGTH, 200, 180, LENGTH, 97, 200):
+        torch.manual_seed(length)
+        words = torch.randint(WORDS, (SAMPLES, length))
+        losses = []
+        for model in models:
+            model.zero_grad()
+            loss = model(words, targets=words.roll(-1, 1)) if model is compiled else flat(model(words), words.roll(-1, 1))
+            loss.backward()
+            losses.append(loss.detach())
+        assert torch.equal(*losses)
+        assert all(torch.equal(*(each.grad for each in pair)) for pair in zip(*(model.parameters() for model in models), strict=True))
+        # Shorter batches fit as they are.
+        assert tightfit.plans(compiled)[-1].split == ("16" if length == LENGTH or budget == "min" else None)
+
+
 def test_totals_of_a_compiled_loop_hold_less():
-    expected, before = looped("mean", "inside", budget="min", split=2)
-    made, plans = looped("mean", "inside", budget="min", split="2:totals")
-    assert plans[0].split == "2:totals" and plans[0].peak < before[0].peak
+    expected, before = looped("mean", "inside", budget="min")
+    made, plans = looped("mean", "inside", budget="min", bits="any")
+    assert plans[0].split == "16:totals" and plans[0].peak < before[0].peak
     for one, other in zip(made, expected, strict=True):
         torch.testing.assert_close(one, other)
 
@@ -280,6 +300,18 @@ def test_chunks_whose_products_have_other_bits_are_not_chosen(monkeypatch):
     monkeypatch.setattr(dividing, "overload", lambda op: found.append(op) or product)
     _, plans = looped("mean", "inside", budget="min")
     assert plans[0].split == "16" and set(found) == {"aten.mm.default"}
+
+
+def test_a_refusal_says_what_may_need_less():
+    for options, says in (({}, True), ({"bits": "any"}, False), ({"split": "off"}, False)):
+        with pytest.raises(tightfit.InfeasibleBudget) as refused:
+            looped("mean", "inside", budget=1_000_000, **options)
+        assert ('With bits="any"' in str(refused.value)) == says
+
+
+def test_bits_are_equal_or_any():
+    with pytest.raises(tightfit.OptionError, match="bits='same' is neither"):
+        tightfit.compile(nn.Linear(2, 2), "1GiB", bits="same")
 
 
 def test_what_cannot_be_divided_is_planned_as_it_is():

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use thiserror::Error;
 use tightfit::exit::coded;
 use tightfit::graph::Graph;
@@ -11,7 +11,7 @@ use tightfit::pipeline::{PipelineError, accumulate};
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;
 use tightfit::sizes::{Dimension, LEAST, SizeError, resized};
-use tightfit::split::{NotParts, Parts, split};
+use tightfit::split::{NotParts, Parts, Sums, split};
 use tightfit_engine::{Divided, Division, FitTask, PARTS_TRIED, Step, fit_divided};
 
 use crate::failure::Result;
@@ -45,6 +45,20 @@ pub struct Batches {
     /// the plan is for) [default: off with one planner by name, or on several ranks, else auto]
     #[arg(long, value_name = "off|auto|N", value_parser = split_of)]
     split: Option<Split>,
+    /// Which chunks are tried: `equal`: those with which PyTorch computes the same bits; `any`:
+    /// also those that change last digits [default: any; `train`: those with which it computes the
+    /// same bits]
+    #[arg(long, value_name = "equal|any", hide_possible_values = true)]
+    bits: Option<Bits>,
+}
+
+/// What chunks may do to the results.
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Bits {
+    /// Nothing.
+    Equal,
+    /// They may change last digits.
+    Any,
 }
 
 /// How a step is divided.
@@ -85,12 +99,12 @@ impl Default for Batches {
 impl Batches {
     /// This many micro-batches, each as captured.
     pub fn of_micro_batches(micro_batches: u32) -> Batches {
-        Batches { samples: None, length: None, micro_batches, split: None }
+        Batches { samples: None, length: None, micro_batches, split: None, bits: None }
     }
 
     /// One batch with this many samples, each of this length; where `None` is given, as captured.
     pub fn of_size(samples: Option<u64>, length: Option<u64>) -> Batches {
-        Batches { samples, length, micro_batches: 1, split: None }
+        Batches { samples, length, micro_batches: 1, split: None, bits: None }
     }
 
     /// These batches, with the sizes of `later` where it has some.
@@ -112,6 +126,16 @@ impl Batches {
             None if planner != Planner::Auto => Some(Parts::WHOLE),
             Some(Split::Auto) | None => None,
         }
+    }
+
+    /// Whether these parts may be tried.
+    pub fn may_try(self, parts: Parts) -> bool {
+        self.bits != Some(Bits::Equal) || parts.sums == Sums::AtOnce
+    }
+
+    /// Whether parts may be tried that change bits, since it was asked for.
+    pub fn may_change_bits(self) -> bool {
+        self.bits == Some(Bits::Any)
     }
 
     /// These batches, in these parts.
@@ -155,7 +179,10 @@ impl Batches {
         let whole = self.accumulated(sized.clone())?;
         let given = self.parts(task.planner);
         given.map_or(Ok(()), |parts| split(sized, parts).map(drop))?;
-        let graph = &|parts| self.accumulated(split(sized, parts).ok()?).ok();
+        let graph = &|parts| {
+            let tried = given.is_some() || self.may_try(parts);
+            self.accumulated(tried.then(|| split(sized, parts).ok()).flatten()?).ok()
+        };
         Ok(fit_divided(whole, Division { given, graph, profile }, task))
     }
 

@@ -154,7 +154,8 @@ fn forms(
 ) -> Result<Vec<Form>> {
     let given = batches.parts(planner);
     let mut forms: Vec<Form> = Vec::new();
-    for &parts in given.as_ref().map_or(&TRIED[..], std::slice::from_ref) {
+    let tried = TRIED.into_iter().filter(|&parts| batches.may_try(parts));
+    for parts in given.map_or_else(|| tried.collect(), |parts| vec![parts]) {
         let graph = match split(sized, parts) {
             Ok(graph) => batches.accumulated(graph)?,
             Err(_) if given.is_none() => continue,

@@ -78,6 +78,10 @@ fn the_best_number_of_chunks_is_found() {
         planned("min", &brief(options)).done().result()["budget_bytes"].as_u64().unwrap()
     };
     assert!(least("") * 2 < least("--split off"));
+    // Totals need less, and change bits.
+    let kept = planned("min", &brief("--bits equal")).done().result();
+    assert!(!kept["split"].as_str().unwrap().contains("totals"), "{kept}");
+    assert!(least("") < kept["budget_bytes"].as_u64().unwrap());
     let refused = planned("400MiB", &brief(""));
     assert_eq!(refused.code, Some(3), "{}", refused.stderr);
     assert!(refused.stderr.contains("as with --split 16"), "{}", refused.stderr);
@@ -101,10 +105,11 @@ fn a_step_without_a_large_loss_is_planned_as_it_is() {
 fn more_samples_fit_if_the_loss_is_in_chunks() {
     let graph = "corpus/graphs/cuda/gpt2_small_b8_s512.json.gz";
     let largest = |options: &str| {
-        let asked = format!("largest {graph} --budget 3GiB --deadline 100ms --json {options}");
+        let asked = format!("largest {graph} --budget 3GiB --json {options}");
         run(folder().path(), &asked).done().result()["size"].as_u64().unwrap()
     };
-    let (off, eight, auto) = (largest("--split off"), largest("--split 8"), largest(""));
+    let off = largest("--deadline 100ms --split off");
+    let (eight, auto) = (largest("--deadline 100ms --split 8"), largest("--deadline 300ms"));
     assert!(eight > 2 * off && auto > 2 * off, "{off} {eight} {auto}");
 }
 

@@ -24,6 +24,7 @@ from ..errors import CompileError
 from ..notices import noticed
 from .admission import unsharded
 from .budget import Budget
+from .dividing import WHOLE
 from .dynamo import admit
 from .execution import Step
 from .instance import is_symbolic
@@ -184,8 +185,9 @@ class _Compilation:
         self._run = weakref.ref(run)
 
     def _varying(self, module: fx.GraphModule, outputs: int, step: Callable[[Joint], Step]) -> Varying:
-        # Planned addresses are those of one set of sizes.
-        is_shared = self._backend().settings.placement is not Placement.ADDRESSES and \
+        settings = self._backend().settings
+        # Planned addresses are those of one set of sizes, and so are chunks.
+        is_shared = settings.placement is not Placement.ADDRESSES and WHOLE in settings.ways and \
             getattr(self._backend().step, "runs_smaller", True)
         return Varying(module, self.arguments, outputs, step, self._backend().ledger.budget, is_shared=is_shared)
 

@@ -53,6 +53,7 @@ def compile(
     planner: str = "auto",
     evaluation: str | None = None,
     split: int | str = "auto",
+    bits: str = "equal",
 ) -> Module:
     """Makes each forward and backward pass of `model` stay within `budget` bytes, and returns the model.
 
@@ -106,8 +107,9 @@ def compile(
     If the graph has the loss of a language model, because the model returns it or with `loss`, plans may compute it in
     chunks of rows: logits and what follows from them exist for a part of the batch's tokens at a time, in the forward pass
     and once more in the backward pass (doc/theory/split.md). That is done where it makes a faster plan within the budget,
-    or any, and changes no bit: products of chunks are compared with those of all rows first. `split=N` asks for N chunks,
-    whatever their bits, and `split="off"` for none. Logits that the model returns as well exist for all rows.
+    or any, and changes no bit: products of chunks are compared with those of all rows first. With `bits="any"` that
+    does not matter, and chunks may also add up the gradient of the head's weight, which needs less. `split=N` asks for N
+    chunks, whatever their bits, and `split="off"` for none. Logits that the model returns as well exist for all rows.
 
     Calls without gradients (in `torch.no_grad()`, `torch.inference_mode()`, and within `generate()`) are not captured:
     they run eagerly where the budget has room. The first of each kind of batch is counted; if it held more than was
@@ -126,7 +128,8 @@ def compile(
     as_built(model, "tightfit.compile")
     _can_have(loss, model, differentiable_outputs, loss_memory)
     asked = settings(differentiable_outputs=differentiable_outputs, loss_memory=loss_memory, deadline=deadline,
-                     fused=fused, addresses=addresses, offload=offload, planner=planner, evaluation=evaluation, split=split)
+                     fused=fused, addresses=addresses, offload=offload, planner=planner, evaluation=evaluation, split=split,
+                     bits=bits)
     if asked.placement is Placement.ADDRESSES:
         install()
     backend = Backend(asked, budget_of(budget), model, type(model).__name__)

@@ -47,10 +47,17 @@ class Division:
         self.now = WHOLE
         self.device = device
         self._is_settled = self.ways == (WHOLE,)
+        # Whether ways are left out that change bits.
+        self.has_others = EQUAL in ways
         # The way that changes no bit, once it was looked for.
         self._equal: list[str] = []
         # The most bytes that looking for it held.
         self.most = 0
+
+    def has_any(self, whole: Callable[[], dict[str, Any]]) -> bool:
+        """Whether it has a way that the step can be divided."""
+        self._settle(whole)
+        return self.ways != (WHOLE,)
 
     def graph(self, whole: dict[str, Any]) -> dict[str, Any]:
         """The step as it is planned now."""
@@ -96,7 +103,7 @@ class Division:
                     if way != WHOLE:
                         divided(graph, _MOST if way == EQUAL else way)
             except Indivisible:
-                self.ways = (WHOLE,)
+                self.ways, self.has_others = (WHOLE,), False
 
     def _equal_ways(self, whole: Callable[[], dict[str, Any]]) -> list[str]:
         """The most chunks that change no bit, if any do not."""

@@ -147,7 +147,7 @@ class Step:
         self.holds_outputs: bool | None = None
         self.must_hold_outputs = False
         self.refused: dict[str, str] = {}
-        # Whether its loss is in chunks. At other sizes, it would have others.
+        # Whether its loss is in chunks, whose sizes do not vary.
         self.division = Division(settings.ways if not joint.sizes else (WHOLE,), device)
         # The calls of its graph whose integers follow from sizes.
         self._extents: Mapping[str, Mapping[str, Any]] = {}
@@ -510,6 +510,12 @@ class Step:
             if room is None or (plan.peak(grown) <= room and (leave == 0 or plan.is_narrow or plan.at_barrier + leave <= room)):
                 return plan
         return None
+
+    @functools.cached_property
+    def divides_alone(self) -> bool:
+        """Whether a step that runs none but its own sizes can be divided where this one cannot."""
+        ways = Division(self.settings.ways if self.joint.sizes else (WHOLE,), self.device)
+        return ways.has_any(lambda: document(self.joint, self.name))
 
     def may_fit(self) -> bool:
         """Whether the budget has room for its largest call, which is run to be measured, with what the loop holds."""

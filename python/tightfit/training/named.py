@@ -19,7 +19,8 @@ from .budget import Budget, budget_of
 from .engine import watch
 from .settings import Settings, settings
 
-_OPTIONS = ("budget", "differentiable_outputs", "loss_memory", "deadline", "fused", "offload", "planner")
+_OPTIONS = ("budget", "differentiable_outputs", "loss_memory", "deadline", "fused", "offload", "planner", "split",
+            "bits")
 
 # One backend for each compiled function, budget and settings.
 _backends: dict[tuple[Any, Any, Settings], Backend] = {}
@@ -45,7 +46,7 @@ def tightfit(module: fx.GraphModule, examples: Sequence[Any], *, options: Mappin
         raise OptionError("a Budget is for models that are known as a whole, and by its name the backend sees graphs alone; compile "
                           "them with tightfit.compile(model, budget=…), or give a number of bytes here")
     own = budget_of(budget)
-    key = code, own.bytes, settings(**given)
+    key = code, own.bytes, settings(**{"split": "auto", **given})
     if key not in _backends:
         watch()
         _backends[key] = Backend(key[2], own, None, code.co_qualname if hasattr(code, "co_qualname") else code.co_name)

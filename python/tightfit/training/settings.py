@@ -65,7 +65,7 @@ def differentiated(joint: Any) -> int:
 
 def settings(*, differentiable_outputs: bool = False, loss_memory: Any = None,
              deadline: Any = 1.0, fused: Any = False, addresses: Any = False, offload: Any = None,
-             planner: Any = "auto", evaluation: Any = None, split: Any = "off") -> Settings:
+             planner: Any = "auto", evaluation: Any = None, split: Any = "off", bits: Any = "equal") -> Settings:
     """Settings from the user's arguments. Raises `OptionError`."""
     flag(differentiable_outputs, "differentiable_outputs")
     placement = _placement(flag(fused, "fused"), flag(addresses, "addresses"), offload)
@@ -73,13 +73,13 @@ def settings(*, differentiable_outputs: bool = False, loss_memory: Any = None,
     if isinstance(placement, Offload) and known != "auto":
         raise OptionError(f"planner={planner!r} moves nothing, so it does not go with offload={offload!r}; give one of them")
     memory = None if loss_memory is None else size(loss_memory, "loss_memory")
-    return Settings(seconds(deadline), differentiable_outputs, memory, placement, known, _ways(split, placement, known),
+    return Settings(seconds(deadline), differentiable_outputs, memory, placement, known, _ways(split, bits, placement, known),
                     _evaluation(evaluation, placement))
 
 
-def _ways(split: Any, placement: Placement | Offload, planner: str) -> tuple[str, ...]:
+def _ways(split: Any, bits: Any, placement: Placement | Offload, planner: str) -> tuple[str, ...]:
     """The ways to divide a step that are tried; those that are asked for need a plan that can have them."""
-    ways = parts_of(split)
+    ways = parts_of(split, bits)
     can_be = placement is not Placement.INDUCTOR and planner == "auto"
     if can_be or ways == ("off",):
         return ways
@@ -124,11 +124,14 @@ def planner_named(given: Any) -> str:
     return _native.planner(given)
 
 
-def parts_of(split: Any) -> tuple[str, ...]:
-    """The ways to divide a step that are tried, for an option `split`; `"off"` is the step as it is. Raises
+def parts_of(split: Any, bits: Any) -> tuple[str, ...]:
+    """The ways to divide a step that are tried, for the options `split` and `bits`; `"off"` is the step as it is. Raises
     `OptionError`."""
+    if bits not in ("equal", "any"):
+        raise OptionError(f"bits={bits!r} is neither \"equal\", for chunks that change no bit of the results, nor \"any\", for "
+                          "those that may change their last digits")
     if split == "auto":
-        return ("off", "equal")
+        return ("off", "equal") if bits == "equal" else ("off", "16", "16:totals")
     if isinstance(split, bool) or not isinstance(split, (int, str)):
         raise OptionError(f"split={split!r} says not how a step is divided; give \"off\", \"auto\", or a number of chunks")
     return (asked(_native.parts, str(split)),)

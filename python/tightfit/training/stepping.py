@@ -60,6 +60,7 @@ def step(
     deadline: float | str = 1.0,
     offload: int | str | None = None,
     split: int | str = "auto",
+    bits: str = "equal",
     **others: Any,
 ) -> TrainingStep:
     """A function that makes one training step of `model` within `budget` bytes: forward pass, backward pass and the
@@ -94,10 +95,10 @@ def step(
     Where that makes a faster plan within the budget, or any, the loss of a language model is computed in chunks of rows:
     logits and what follows from them exist for a part of the batch's tokens at a time, and their gradient, in its own
     type, is all that is left of them (doc/theory/split.md). Before such a plan runs, products of chunks are compared with
-    those of all rows, and it is left out if a bit differs. `split=N` asks for N chunks, whatever their bits, and
-    `split="off"` for none. With `split="8:totals"` not even the logits' gradient exists for all rows, and that of the
-    head's weight is a total to which each of 8 chunks adds a term, which changes its last digits. Steps whose sizes vary,
-    and those in which nothing can be divided, are planned as they are.
+    those of all rows, and it is left out if a bit differs. With `bits="any"` that does not matter, and it may also be that
+    not even the logits' gradient exists for all rows: that of the head's weight is a total to which each chunk adds a
+    term, which changes its last digits. `split=N` asks for N chunks, `split="8:totals"` for 8 that add to a total,
+    whatever their bits, and `split="off"` for none. Steps in which nothing can be divided are planned as they are.
 
     Anything that needs all gradients at once is refused; use tightfit.compile for it: clipping, GradScaler,
     accumulation, closures, and optimizers that are not known to update each parameter independently.
@@ -119,7 +120,7 @@ def step(
                           "None where the model returns its loss")
     flag(outputs, "outputs")
     updates = Updates(optimizer)
-    chosen = settings(deadline=deadline, offload=offload, split=split)
+    chosen = settings(deadline=deadline, offload=offload, split=split, bits=bits)
     return TrainingStep(model, loss_fn, updates, chosen, budget_of(budget), outputs)
 
 

@@ -68,17 +68,17 @@ def capture_step(model: nn.Module, batch: Any, *, differentiable_outputs: bool =
 def plan(model: nn.Module, batch: Any, budget: int | str | Budget = "min", *, machine: str | None = None,
          optimizer: torch.optim.Optimizer | type | str | None = None, differentiable_outputs: bool = False,
          loss_memory: int | str | None = None, deadline: float | str = 1.0, planner: str = "auto",
-         split: int | str = "auto") -> PlanInfo:
+         split: int | str = "auto", bits: str = "equal") -> PlanInfo:
     """The plan that `tightfit.compile` would make for this batch, without running the model.
 
     `batch` is a tuple of positional arguments, a dict of keyword arguments, or one tensor.
     With `machine` (such as `"h100-80gb"`) times are predicted for that machine, so models larger than the available
     memory can be planned from the meta device; otherwise, and with `"cpu"`, they are measured on the model's device.
-    `planner` and `split` are those of `tightfit.compile`; on a `machine`, chunks are taken to change no bit. Raises
+    `planner`, `split` and `bits` are those of `tightfit.compile`; on a `machine`, chunks are taken to change no bit. Raises
     `InfeasibleBudget`.
     """
     budget, limit, known = budget_of(budget), seconds(deadline), planner_named(planner)
-    ways = settings(planner=planner, split=split).ways
+    ways = settings(planner=planner, split=split, bits=bits).ways
     asked = budget.bytes
     machine = predicted_for(model, batch, machine)
     step = _step(model, batch, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory)

@@ -2,7 +2,7 @@
 
 Invariant: a step's graph is what capturing at its sizes gives, and it runs smaller ones with the integers that follow
 from those: the same operators in the same order. It counts no less than they hold, since every storage grows with the
-sizes. Steps that were used most recently are kept.
+sizes. Only a step that runs no sizes but its own may be divided. Steps that were used most recently are kept.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from .. import extents
 from ..errors import CompileError, InfeasibleBudget
 from ..nodes import tensors
 from .budget import Budget
+from .dividing import WHOLE
 from .execution import Step
 from .instance import Instance
 from .joint import Argument, Joint
@@ -53,6 +54,10 @@ class Varying:
         self.changes = 0
         # Seconds that calls lost by running at other sizes than these, which have no step.
         self.lost: Counter[Sizes] = Counter()
+        # Seconds that calls lost in steps for more sizes than these, which are not divided.
+        self.lost_undivided: Counter[Sizes] = Counter()
+        # Whether a step that runs no sizes but its own can be divided, once one for more had no plan.
+        self.divides = False
         # Number of forward passes of steps that are no longer kept.
         self.past = 0
         self._sizes = [index for index, primal in enumerate(self.joint.primals) if isinstance(primal.meta["val"], int | torch.SymInt)]
@@ -99,14 +104,17 @@ class Varying:
             self.changes = self.budget.members.changes
             self.refused.clear()
         at = self._chosen(sizes)
+        is_alone = self._is_alone(sizes, at)
+        step = self._used(sizes if is_alone else at, is_alone=is_alone)
         try:
-            return self._used(at).forward(arguments)
+            return step.forward(arguments)
         except InfeasibleBudget:
-            if at == sizes:
+            self.divides = step.divides_alone
+            if at == sizes and not self.divides:
                 raise
-        # What does not fit at larger sizes may fit at these.
-        self.refused[at] = _held(self.steps[at])
-        return self._used(sizes).forward(arguments)
+        # What does not fit at larger sizes, or at any up to these, may fit at these alone.
+        self.refused[at] = _held(step)
+        return self._used(sizes, is_alone=self.divides).forward(arguments)
 
     def backward(self, arguments: list[Any]) -> list[Any]:
         """The backward pass, by the step of the forward pass."""
@@ -115,11 +123,11 @@ class Varying:
         step = next(reversed(self.steps.values())) if pending is None else pending.step
         return step.backward(arguments)
 
-    def _used(self, sizes: Sizes) -> Step:
-        """The step for these sizes, made if there is none."""
-        if sizes not in self.steps:
+    def _used(self, sizes: Sizes, *, is_alone: bool = False) -> Step:
+        """The step for these sizes, made if there is none; with `is_alone`, one that runs no others."""
+        if sizes not in self.steps or (is_alone and self.steps[sizes].divides_alone):
             began = time.perf_counter()
-            made = self.step(self._at(sizes))
+            made = self.step(self._at(sizes, is_alone=is_alone))
             made.spent += time.perf_counter() - began
             if self.steps:
                 last = next(reversed(self.steps.values()))
@@ -160,6 +168,26 @@ class Varying:
             self.steps.pop(wanted, None)
         return sizes
 
+    def _is_alone(self, sizes: Sizes, at: Sizes) -> bool:
+        """Whether these sizes get a step that runs no others, and can be divided, rather than the one at `at`: for the
+        smallest peak, where that has no plan, or once it has cost as much time as making steps does."""
+        if at not in self.steps:
+            return self.divides and self._above(sizes) in self.refused
+        step = self.steps[at]
+        if not step.divides_alone:
+            return False
+        if self._is_refused(at, step):
+            return True
+        alone = [one for one in self.steps.values() if not one.joint.sizes]
+        if any(one.made and one.made[-1].split == WHOLE for one in alone):
+            # Chunks were no better at other sizes.
+            return False
+        if self.budget.bytes is None:
+            return True
+        if step.made:
+            self.lost_undivided[sizes] += step.lost * math.prod(sizes) / math.prod(at)
+        return self.lost_undivided[sizes] > statistics.fmean(one.spent for one in self.steps.values())
+
     def _is_refused(self, sizes: Sizes, step: Step) -> bool:
         """Whether a step has no plan while the loop holds as much as now."""
         return sizes in self.refused and _held(step) >= self.refused[sizes]
@@ -168,12 +196,12 @@ class Varying:
         """The next sizes on the scale."""
         return self.sizes_at({found: _above(size) for found, size in zip(self._expressions, sizes, strict=True) if found.is_Symbol})
 
-    def _at(self, sizes: Sizes) -> Joint:
-        """The graph at these sizes."""
+    def _at(self, sizes: Sizes, *, is_alone: bool = False) -> Joint:
+        """The graph at these sizes; with `is_alone`, of a step that runs no others."""
         module = fx.GraphModule(self.module, copy.deepcopy(self.module.graph))
         instance = Instance(module, dict(zip(self._sizes, sizes, strict=True)))
         instance.run()
-        if self.is_shared and instance.is_exact:
+        if self.is_shared and instance.is_exact and not is_alone:
             return Joint.of(module, self.arguments, self.outputs, sizes=tuple(self._sizes))
         instance.fix()
         return Joint.of(module, self.arguments, self.outputs)

@@ -275,7 +275,8 @@ fn plan(arguments: &Arguments, sized: &Step, whole: Step, task: &FitTask<'_>) ->
             |parts, graph: &Graph| Profile::measured(graph, task.machine, &seconds(parts, graph));
         // Whatever is chosen, a run has the same bits.
         let graph = |parts| {
-            let keeps = given.is_some() || keeps_bits(&sized.training, parts);
+            let keeps =
+                given.is_some() || batches.may_change_bits() || keeps_bits(&sized.training, parts);
             keeps.then(|| divided(parts).ok()).flatten().map(|step| step.training)
         };
         let division = Division { given, graph: &graph, profile: &profile };

@@ -59,6 +59,11 @@ impl Outcome<'_> {
         overhead(self.predicted(), self.planned.training.unplanned.timeline().seconds)
     }
 
+    /// The same as measured; unknown in chunks, of which the unplanned step has none.
+    fn measured_overhead(&self) -> Option<f64> {
+        self.measured.overhead().filter(|_| self.parts == Parts::WHOLE)
+    }
+
     /// A measured step as a multiple of the predicted one.
     fn ratio(&self) -> Option<f64> {
         self.measured.median().map(|median| median / self.predicted().0)
@@ -112,7 +117,7 @@ impl Outcome<'_> {
             "process_peak_bytes": self.resident.largest,
             "planning_peak_bytes": self.resident.planning,
             "predicted_overhead": self.predicted_overhead(),
-            "measured_overhead": self.measured.overhead(),
+            "measured_overhead": self.measured_overhead(),
             "step_seconds": self.measured.median(),
             "predicted_step_seconds": self.predicted(),
             "step_ratio": self.ratio(),
@@ -151,15 +156,14 @@ impl Outcome<'_> {
         let process = process.map_or("unknown".to_string(), |bytes| bytes.to_string());
         row!("measured peak", self.planned.high_water(), "slab high-water mark")?;
         row!("", process, "process, the largest that was resident; budget {budget}")?;
-        if let (Some(median), Some(overhead), Some(ratio)) =
-            (self.measured.median(), self.measured.overhead(), self.ratio())
-        {
-            row!(
-                "slowdown",
-                output::percent(overhead),
-                "measured, {} predicted",
-                output::percent(self.predicted_overhead())
-            )?;
+        if let (Some(median), Some(ratio)) = (self.measured.median(), self.ratio()) {
+            let predicted = output::percent(self.predicted_overhead());
+            match self.measured_overhead() {
+                Some(overhead) => {
+                    row!("slowdown", output::percent(overhead), "measured, {predicted} predicted")?
+                }
+                None => row!("slowdown", predicted, "predicted")?,
+            }
             row!(
                 "time of a step",
                 output::milliseconds(Seconds(median)),
