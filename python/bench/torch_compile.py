@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,6 +20,7 @@ sys.path[:0] = [str(ROOT / "python" / "tests")]
 
 import measured  # noqa: E402
 import tables  # noqa: E402
+import turns  # noqa: E402
 import zoo  # noqa: E402
 from tables import mb, paired  # noqa: E402
 
@@ -27,24 +28,13 @@ HEAD = ("step", "budget MB", "first call's peak MB", "peak MB", "s/step", "÷ ea
         "÷ the point it is held to", "unlike eager", "first call s")
 
 
-@dataclass
-class Row:
-    """A variant: its process, the row that it has to be no worse than, and the seconds of its rounds."""
-
-    label: str
-    worker: measured.Worker
-    rival: Row | None = None
-    seconds: list[float] = field(default_factory=list)
-    busy: list[float] = field(default_factory=list)
+class Row(turns.Row):
+    """A variant of the step of one model."""
 
     def peak(self) -> int | None:
         """The peak after the first call, in which torch.compile compiles; tightfit's first call counts, too."""
         report = self.worker.report
         return report.get("peak" if report["mode"] == "tightfit" else "later_peak")
-
-    def over(self, other: Row) -> float:
-        """The median of the ratios of seconds from the same round."""
-        return paired(self.seconds, other.seconds)
 
 
 @dataclass
@@ -77,15 +67,7 @@ class Bench:
 
     def rounds(self, rows: list[Row]) -> None:
         """One group: its rows take turns with eager, then are printed, and their processes end."""
-        running = [row for row in [self.eager, *rows] if not row.worker.failed]
-        for row in running:
-            row.seconds.clear()
-            row.busy.clear()
-        for at in range(self.options.rounds):
-            for row in running if at % 2 == 0 else reversed(running):
-                step = row.worker.step()
-                row.seconds.append(step["seconds"])
-                row.busy.append(step["cpu_seconds"])
+        turns.take([self.eager, *rows], self.options.rounds)
         for row in rows:
             self.show(row)
             row.worker.close()
@@ -93,8 +75,7 @@ class Bench:
     def show(self, row: Row) -> None:
         report = row.worker.report
         if row.worker.failed:
-            said = ": ".join([report["error"], *report["message"].splitlines()[:1]])
-            tables.row(row.label, said, *["–"] * 8)
+            tables.row(row.label, turns.refusal(report), *["–"] * 8)
             self.tally.points += row.rival is not None and row.rival.worker.report["mode"] == "aot"
             return
         unlike = len(measured.differing(report, self.eager.worker.report)) or "–"

@@ -27,8 +27,9 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -235,14 +236,21 @@ def _failure(error: Exception) -> dict[str, Any]:
     return {"error": type(error).__name__, "message": str(error), **figures}
 
 
-def _serve(options: argparse.Namespace, out: IO[str]) -> None:
-    """Prints the report of the first steps, then one step's seconds for each line that comes in."""
+def serve(options: argparse.Namespace, begin: Callable[[argparse.Namespace], Any] = Loop,
+          summary: Callable[[Any, argparse.Namespace], dict[str, Any]] = report) -> None:
+    """Prints the report of the first steps, then one step's seconds for each line that comes in. Anything else that this
+    process prints goes to standard error."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    torch.set_num_threads(options.threads)
+    if options.counted and torch.device(options.device).type == "cpu":
+        allocator.install()
     try:
-        loop = Loop(options)
-        print(json.dumps(report(loop, options)), file=out, flush=True)
+        loop = begin(options)
+        print(json.dumps(summary(loop, options)), file=out, flush=True)
     except Exception as error:  # noqa: BLE001: any exception is a result
         traceback.print_exc()
-        print(json.dumps({"model": options.name, "mode": options.mode, **_failure(error)}), file=out, flush=True)
+        print(json.dumps({"mode": options.mode, **_failure(error)}), file=out, flush=True)
         return
     if options.serve:
         for _ in sys.stdin:
@@ -252,11 +260,11 @@ def _serve(options: argparse.Namespace, out: IO[str]) -> None:
 # In the process that starts the measurements.
 
 
-class Worker:
-    """A fresh process that has done the first steps of one run (`report`) and does another on request."""
+class Served:
+    """A fresh process of a script that has done its first steps (`report`) and does another on request (`serve`)."""
 
-    def __init__(self, name: str, mode: str, **options: Any) -> None:
-        words = [str(Path(__file__).resolve()), name, "--mode", mode, "--serve"]
+    def __init__(self, script: str, *words: str, **options: Any) -> None:
+        words = [str(Path(script).resolve()), *words, "--serve"]
         for key, value in options.items():
             if isinstance(value, bool):
                 words += [f"--{key}"] if value else [f"--no-{key}"] if key in ("counted", "digests") else []
@@ -285,11 +293,18 @@ class Worker:
     def close(self) -> None:
         self.process.close()
 
-    def __enter__(self) -> Worker:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Worker(Served):
+    """One run of this file in a fresh process."""
+
+    def __init__(self, name: str, mode: str, **options: Any) -> None:
+        super().__init__(__file__, name, "--mode", mode, **options)
 
 
 def measure(name: str, mode: str, **options: Any) -> dict[str, Any]:
@@ -335,13 +350,7 @@ def main() -> None:
     parser.add_argument("--more", default="{}", help="further options of tightfit.compile, as JSON")
     parser.add_argument("--serve", action="store_true", help="do another step for each line of input")
     options = parser.parse_args()
-    # Anything else that this process prints goes to standard error.
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    torch.set_num_threads(options.threads)
-    if options.counted and torch.device(options.device).type == "cpu":
-        allocator.install()
-    _serve(options, out)
+    serve(options)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ and those of torchvision, which return only logits, are wrapped in a `WithLoss`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -333,17 +334,30 @@ def gpt_long(tiny: bool) -> Workload:
     return _gpt(*((6, 48, 64, 16) if tiny else (12, 384, 512, 16)))
 
 
-def _gpt(layers: int, width: int, window: int, batch: int) -> Workload:
+@functools.cache
+def gpt_module() -> Any:
+    """The module `corpus/steps/gpt.py`."""
     use_tightfit()
     sys.path[:0] = [str(ROOT / "corpus" / "steps")]
     import gpt
 
-    shape = gpt.Shape(layers=layers, width=width, heads=6, window=window, batch=batch, dropout=0.1)
+    return gpt
+
+
+def gpt_of(shape: Any) -> nn.Module:
+    """Its model of a shape, with weights by its recipe."""
+    gpt = gpt_module()
     model = gpt.Gpt(shape)
     with torch.no_grad():
         for fqn, parameter in model.named_parameters():
-            start = gpt.recipe(layers, fqn)
+            start = gpt.recipe(shape.layers, fqn)
             parameter.normal_(std=start["normal"]["std"]) if "normal" in start else parameter.fill_(start["constant"])
+    return model
+
+
+def _gpt(layers: int, width: int, window: int, batch: int) -> Workload:
+    shape = gpt_module().Shape(layers=layers, width=width, heads=6, window=window, batch=batch, dropout=0.1)
+    model = gpt_of(shape)
 
     def draw() -> Batch:
         tokens = torch.randint(0, shape.vocabulary, (batch, window + 1))

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use tightfit::graph::{self, Graph};
 use tightfit::machine::Machine;
 use tightfit::sizes::{Dimension, SizeError, Unlike, difference, may_be_seen, seen};
-use tightfit::split::{NotParts, Parts, split};
+use tightfit::split::{FINE, NotParts, Parts, split_at};
 use tightfit_cli::batches::Batches;
 use tightfit_cli::failure::Result;
 use tightfit_cli::input::{self, OnMachine};
@@ -192,12 +192,12 @@ fn given_parts(py: Python<'_>, text: &str) -> PyResult<Parts> {
     parsed(py, "split", text, parse)
 }
 
-/// The step in parts, as text of JSON; `None` if nothing of it can be divided.
+/// The step in parts, as PyTorch computes them, as text of JSON; `None` if nothing can be divided.
 #[pyfunction]
 pub fn split_graph(py: Python<'_>, graph: GivenGraph, parts: &str) -> PyResult<Option<String>> {
     let parts = given_parts(py, parts)?;
     attended(py, |_| {
-        let divided = split(&graph.read()?.graph, parts).ok();
+        let divided = split_at(&graph.read()?.graph, parts, FINE).ok();
         Ok(divided.map(|divided| graph::write(&divided).to_string()))
     })
 }

@@ -17,9 +17,10 @@ import torch
 from .. import calls, extents
 from ..errors import ExportError
 from .binding import Way, quickest
-from .inplace import PUT, overwriting, put
+from .inplace import PUT, overwriting, put, writing
 from . import roles
 from .joint import BARRIER, SHOWN, UPDATE
+from .places import Place, places
 from .roles import Kind, Role
 from .transfers import Event, Transfers
 
@@ -85,6 +86,7 @@ class _Generator:
         self.transfers = Transfers(document, []) if transfers is None else transfers
         self.keeps = keeps
         self.document = document
+        self.placed = places(document, self.transfers.moved)
         self.outputs = outputs
         self.constants = constants
         self.names: dict[str, Any] = {"state_of": _state_of, "now_of": _now_of, "go_back": _go_back, "go_on": _go_on,
@@ -278,6 +280,8 @@ class _Generator:
 
     def _called(self, node: Mapping[str, Any]) -> str:
         args, kwargs = calls.arguments(extents.restored(node, self.varying.calls), _Named)
+        if node["name"] in self.placed.puts:
+            return self._argument(args[0])
         if node["op"] == PUT and node.get("overwrites"):
             return f"{self._bound(put, 'put')}({', '.join(map(self._argument, args))})"
         overload, args, kwargs = self._overload(node, args, kwargs)
@@ -299,6 +303,9 @@ class _Generator:
         overload = calls.overload(name)
         if overload is None:
             raise ExportError(f"PyTorch {torch.__version__} has no operator {name!r}; please report this model")
+        if (place := self.placed.parts.get(node["name"])) is not None:
+            found, keyword = writing(overload)
+            return found, args, {**kwargs, keyword: place}
         if not node.get("overwrites"):
             return overload, args, kwargs
         [value] = node["overwrites"]
@@ -322,6 +329,8 @@ class _Generator:
         if isinstance(item, _Named):
             value = self.described[item.value]
             return "tensor", value["dtype"], len(value["shape"])
+        if isinstance(item, Place):
+            return self._kinds(_Named(item.whole))
         return item if isinstance(item, str) else type(item)
 
     def _like(self, item: Any) -> Any:
@@ -333,11 +342,15 @@ class _Generator:
         if isinstance(item, _Named):
             value = self.described[item.value]
             return torch.empty(value["shape"], dtype=calls.TORCH_DTYPES[value["dtype"]], device="meta")
+        if isinstance(item, Place):
+            return self._like(_Named(item.whole)).narrow(item.dim, item.first, item.count)
         return int(item) if isinstance(item, extents.Extent) else item
 
     def _argument(self, item: Any) -> str:
         if isinstance(item, _Named):
             return _variable(item.value)
+        if isinstance(item, Place):
+            return f"{_variable(item.whole)}.narrow({item.dim}, {item.first}, {item.count})"
         if isinstance(item, list):
             return f"[{', '.join(self._argument(one) for one in item)}]"
         return self._constant(item)

@@ -29,6 +29,7 @@ from . import addresses
 from .counting import Count, begin_profile, end_profile
 from .inplace import PUT, tried
 from .joint import BARRIER
+from .places import places
 from .roles import Kind, Role
 
 # A call is repeated until it has taken this many seconds, at least and at most this many times. The run that measures
@@ -108,7 +109,11 @@ def costed(document: dict[str, Any], device: torch.device, given: Sequence[Any] 
                     node |= {"overwrites": over} if over else {}
             nodes.append(node)
     known.keep()
-    return Costed(document | {"nodes": nodes, "storages": storages}, refused, known.most)
+    document = document | {"nodes": nodes, "storages": storages}
+    # Parts that are made in their places are not moved there.
+    puts = places(document).puts
+    document["nodes"] = [node | {"seconds": 0.0} if node["name"] in puts else node for node in nodes]
+    return Costed(document, refused, known.most)
 
 
 def _moved(node: Mapping[str, Any]) -> dict[str, Any]:

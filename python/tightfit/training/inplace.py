@@ -68,11 +68,21 @@ def overwriting(overload: torch._ops.OpOverload, position: int) -> Overwriting |
     for found in _overloads(f"{name}_") if position == 0 else []:
         if _takes(found._schema.arguments, schema):
             return Overwriting(found, 0, None)
+    found = writing(overload)
+    return None if found is None else Overwriting(found[0], position, found[1])
+
+
+def writing(overload: torch._ops.OpOverload) -> tuple[torch._ops.OpOverload, str] | None:
+    """The operator that computes the same into a tensor that it is given, and the keyword for that, if PyTorch has it."""
+    schema = overload._schema
+    namespace, name = schema.name.split("::")
+    if namespace != "aten" or len(schema.returns) != 1 or schema.is_mutable:
+        return None
     for found in _overloads(name):
         keyword = _result(found, schema)
         # Overloads generated from an operator without `out=` compute elsewhere, and copy.
         if keyword is not None and torch.Tag.generated not in found.tags:
-            return Overwriting(found, position, keyword)
+            return found, keyword
     return None
 
 

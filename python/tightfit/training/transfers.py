@@ -39,6 +39,7 @@ class Transfers:
     def __init__(self, document: Mapping[str, Any], moves: Sequence[Move]) -> None:
         nodes = document["nodes"]
         self.end = len(nodes)
+        self.moved = {storage for _, storage, _, _ in moves}
         # By storage: its values, each with the node that makes it; and the nodes that read it.
         self._values: dict[int, list[tuple[int, int]]] = {}
         self._reads: dict[int, list[int]] = {}

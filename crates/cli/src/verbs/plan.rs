@@ -19,7 +19,7 @@ use tightfit::machine::Machine;
 use tightfit::plan::{Infeasible, LiveTensor, Planner, rewrite};
 use tightfit::profile::Profile;
 use tightfit::schedule::Schedule;
-use tightfit::split::{Parts, divided_at};
+use tightfit::split::{Parts, chunks_of, divided_at};
 use tightfit::units::{Bytes, Seconds};
 use tightfit::{BoundOrder, Fitted, schedule};
 use tightfit_engine::{Budget, Divided, FitTask, FittedGraph};
@@ -176,7 +176,8 @@ pub fn plan(arguments: &Arguments) -> Result<ExitCode> {
     let details = arguments.details.of_plan(&graph, &profile, planner, &planned)?;
     let divided = (parts != Parts::WHOLE).then(|| Chunked {
         parts,
-        product: divided_at(&sized).unwrap_or_default(),
+        chunks: chunks_of(&graph),
+        product: divided_at(&graph).unwrap_or_default().to_string(),
         calls: profile.total(&graph.compute_nodes()),
     });
     let whole = whole.as_ref().unwrap_or(&planned.unplanned);
@@ -229,8 +230,10 @@ impl Arguments {
 
 /// A part of the step in chunks.
 struct Chunked {
-    /// How many, and how sums are made.
+    /// How many were asked for, and how sums are made.
     parts: Parts,
+    /// How many there are.
+    chunks: u64,
     /// The product that it begins with.
     product: String,
     /// The time of all calls, each run once.
@@ -391,10 +394,10 @@ impl Answer<'_> {
             adopted.map_or(String::new(), |rule| format!(", which took {}'s plan", rule.name())),
             self.seconds.0 * 1e3
         )?;
-        if let Some(Chunked { parts, product, calls }) = &self.divided {
+        if let Some(Chunked { parts, chunks, product, calls }) = &self.divided {
             row!(
                 "split",
-                format!("{} chunks", parts.chunks),
+                format!("{chunks} chunks"),
                 "of rows of `{product}` and what follows, as with --split {parts}; the calls take \
                  {} instead of {}",
                 output::milliseconds(*calls),
@@ -410,13 +413,13 @@ impl Answer<'_> {
             BoundOrder::Any => "no schedule is faster than this",
         };
         let whose = match &self.divided {
-            Some(divided) => format!("in {} chunks, {whose}", divided.parts.chunks),
+            Some(divided) => format!("in {} chunks, {whose}", divided.chunks),
             None => whose.to_string(),
         };
         let least = output::percent(overhead - gap);
-        // Every node runs, so only rounding can put a bound below the unplanned step.
-        let rounded =
-            if least.starts_with('-') { " (of times rounded down to picoseconds)" } else { "" };
+        // Every node runs, so only rounding can put a bound below a whole unplanned step.
+        let is_rounded = least.starts_with('-') && self.divided.is_none();
+        let rounded = if is_rounded { " (of times rounded down to picoseconds)" } else { "" };
         row!("bound", least, "{whose}{rounded}; the plan is within {:.2} points of it", gap * 100.0)
     }
 }

@@ -6,7 +6,7 @@ use crate::graph::{Graph, Node};
 use crate::id::{NodeId, ValueId};
 use crate::operator::{Along as OfAxis, Axis, Form, Kind, Linear, Part};
 use crate::split::SplitError;
-use crate::split::span::Span;
+use crate::split::span::{Span, at};
 use crate::tensor::{Argument, TensorType};
 
 /// What some rows of the arguments give.
@@ -89,13 +89,13 @@ impl Along {
             .zip(&node.args)
             .find_map(|(span, argument)| Some(((*span)?, *argument.values().first()?)));
         let Some((span, value)) = of_rows.filter(|(span, _)| span.dims > 1) else { return Ok(()) };
-        let rank = graph.values()[value].tensor.shape.len();
+        let shape = &graph.values()[value].tensor.shape;
         let parameters =
             node.operator.map_or(&[][..], |operator| operator.row().signature.positional);
         for (parameter, argument) in parameters.iter().zip(args) {
             if parameter.name == "dim" {
                 let why = "names a dimension of its rows";
-                renumber(argument, span, rank)
+                renumber(argument, span, shape)
                     .ok_or(SplitError::Unsuited { node: node.name.clone(), why })?;
             }
         }
@@ -103,12 +103,29 @@ impl Along {
     }
 }
 
-/// Writes a number of a dimension, or some, for the flat form of a tensor.
-fn renumber(argument: &mut Argument, span: Span, rank: usize) -> Option<()> {
+/// Writes a number of a dimension, or some, for the flat form of a tensor. Those of its rows can
+/// only be named together.
+fn renumber(argument: &mut Argument, span: Span, shape: &[u64]) -> Option<()> {
     match argument {
-        Argument::Int(dim) => *dim = span.renumbered(*dim, rank)?,
+        Argument::Int(dim) => *dim = span.renumbered(*dim, shape.len())?,
         Argument::List(dims) => {
-            dims.iter_mut().try_for_each(|dim| renumber(dim, span, rank))?;
+            let named = dims.iter().map(|dim| match dim {
+                Argument::Int(dim) => at(*dim, shape.len()),
+                _ => None,
+            });
+            let named = named.collect::<Option<Vec<usize>>>()?;
+            let (of_rows, others): (Vec<usize>, Vec<usize>) =
+                named.into_iter().partition(|&dim| span.contains(dim));
+            if !of_rows.is_empty() && !span.long(shape).all(|dim| of_rows.contains(&dim)) {
+                return None;
+            }
+            let mut flat: Vec<i64> =
+                of_rows.first().map(|_| span.first as i64).into_iter().collect();
+            for dim in others {
+                flat.push(span.renumbered(dim as i64, shape.len())?);
+            }
+            flat.sort_unstable();
+            *dims = flat.into_iter().map(Argument::Int).collect();
         }
         _ => {}
     }

@@ -62,8 +62,9 @@ impl<'a> Emitter<'a> {
         let mut shown = Vec::new();
         for &id in region.calls.keys().rev() {
             let node = &graph.nodes()[id];
-            let mut outputs = node.outputs.iter().flatten();
-            if is_view(graph, node) && outputs.any(|output| leaving.remove(output)) {
+            let outputs = node.outputs.iter().flatten();
+            if is_view(graph, node) && outputs.filter(|&output| leaving.remove(output)).count() > 0
+            {
                 leaving.extend(&node.inputs);
                 shown.push(id);
             }
@@ -313,15 +314,17 @@ impl<'a> Emitter<'a> {
             return Ok(flat);
         }
         let tensor = &self.graph.values()[value].tensor;
-        if !tensor.contiguous {
-            return Err(SplitError::Unsuited {
-                node: reader.name.clone(),
-                why: "reads rows that do not lie in order",
-            });
+        let scattered = || SplitError::Unsuited {
+            node: reader.name.clone(),
+            why: "reads rows that do not lie in order",
+        };
+        if !tensor.contiguous && tensor.strides.is_none() {
+            return Err(scattered());
         }
         let args = vec![Argument::Value(whole), sizes(&span.flat(&tensor.shape, self.region.rows))];
         let name = format!("{}.rows", self.name_of(value));
-        let flat = self.writer.first(Call::new(name, "aten.view.default", args, reader))?;
+        let call = Call::new(name, "aten.view.default", args, reader);
+        let flat = self.writer.first(call).map_err(|_| scattered())?;
         self.flat.insert(value, flat);
         Ok(flat)
     }

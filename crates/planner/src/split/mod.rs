@@ -5,7 +5,7 @@
 //! each row. The gradient of a table that is looked up in is computed by columns.
 //!
 //! In an engine whose products sum blocks of [`BLOCK`] rows, borders between chunks are borders of
-//! blocks, so that nothing changes a bit.
+//! blocks, so that nothing changes a bit. Elsewhere chunks may be finer, and are tried first.
 
 mod along;
 mod emit;
@@ -21,12 +21,15 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::graph::Graph;
+use crate::operator::Operator;
 use crate::split::emit::Emitter;
 use crate::split::region::Region;
 
-/// Borders between chunks are multiples of this many rows; the engine's products sum as many at
-/// once.
+/// Borders between chunks are multiples of this many rows, of which there are more; the engine's
+/// products sum as many at once.
 pub const BLOCK: u64 = 256;
+/// Borders between chunks are multiples of this many rows where products sum otherwise.
+pub const FINE: u64 = 16;
 /// The most chunks that can be asked for.
 const MOST: u64 = 1 << 10;
 /// What says on the command line that sums are totals.
@@ -92,22 +95,34 @@ impl FromStr for Parts {
 /// # Errors
 /// [`SplitError`] if no part can be divided by rows.
 pub fn split(graph: &Graph, parts: Parts) -> Result<Graph, SplitError> {
+    split_at(graph, parts, BLOCK)
+}
+
+/// The same with borders at multiples of `block` rows.
+///
+/// # Errors
+/// As those of [`split`].
+pub fn split_at(graph: &Graph, parts: Parts, block: u64) -> Result<Graph, SplitError> {
     if parts.chunks <= 1 {
         return Ok(graph.clone());
     }
-    let graph = by_rows(graph, parts)?;
+    let graph = by_rows(graph, parts, block)?;
     Ok(by_columns(&graph, parts.chunks).unwrap_or(graph))
 }
 
 /// The step with the largest part that can be divided by rows.
-fn by_rows(graph: &Graph, parts: Parts) -> Result<Graph, SplitError> {
+fn by_rows(graph: &Graph, parts: Parts, block: u64) -> Result<Graph, SplitError> {
     let graph = loss::picked(graph)?;
-    let region = Region::of(&graph, parts.sums)?;
-    let borders = borders(region.rows, parts.chunks);
+    Region::first(&graph, parts.sums, |region| written(&graph, region, parts.chunks, block))
+}
+
+/// The step with a part in chunks.
+fn written(graph: &Graph, region: &Region, chunks: u64, block: u64) -> Result<Graph, SplitError> {
+    let borders = borders(region.rows, chunks, block);
     if borders.len() <= 2 {
         return Err(SplitError::Few { rows: region.rows });
     }
-    Emitter::new(&graph, &region).split(&borders)
+    Emitter::new(graph, region).split(&borders)
 }
 
 /// The step with the gradient of its largest table by columns, if that can be divided.
@@ -125,27 +140,36 @@ fn by_columns(graph: &Graph, chunks: u64) -> Option<Graph> {
 /// Whether an engine whose products sum blocks of rows computes the same bits in these parts: other
 /// sums over rows, as of the gradient of a bias, may not be totals.
 pub fn keeps_bits(graph: &Graph, parts: Parts) -> bool {
-    parts.sums == Sums::AtOnce
-        || loss::picked(graph)
-            .and_then(|graph| Region::of(&graph, parts.sums).map(|it| it.sums_products(&graph)))
-            .unwrap_or(false)
+    let sums_products = |graph: Graph| {
+        Region::first(&graph, parts.sums, |region| {
+            written(&graph, region, parts.chunks, BLOCK)?;
+            Ok(region.sums_products(&graph))
+        })
+    };
+    parts.sums == Sums::AtOnce || loss::picked(graph).and_then(sums_products).unwrap_or(false)
 }
 
-/// The name of the product of which [`split`] makes some rows at a time.
-///
-/// # Errors
-/// [`SplitError`] if nothing can be divided.
-pub fn divided_at(graph: &Graph) -> Result<String, SplitError> {
-    let graph = loss::picked(graph)?;
-    let region = Region::of(&graph, Sums::AtOnce)?;
-    Ok(graph.nodes()[region.product].name.clone())
+/// The number of chunks of rows in a step that [`split`] made: there may not be as many blocks as
+/// were asked for.
+pub fn chunks_of(divided: &Graph) -> u64 {
+    let of_forward_pass = divided.nodes().values().filter(|node| node.phase.is_forward());
+    let number = |name: &str| name.rsplit_once(".chunk")?.1.parse::<u64>().ok();
+    of_forward_pass.filter_map(|node| number(&node.name)).max().map_or(1, |last| last + 1)
+}
+
+/// The name of the product of which a step that [`split`] made has some rows at a time, if any.
+pub fn divided_at(divided: &Graph) -> Option<&str> {
+    let mut products = divided.nodes().values().filter(|node| {
+        node.phase.is_forward() && matches!(node.operator, Some(Operator::Mm | Operator::Addmm))
+    });
+    products.find_map(|node| node.name.strip_suffix(".chunk0"))
 }
 
 /// Where chunks begin, and where the last one ends.
-fn borders(rows: u64, chunks: u64) -> Vec<u64> {
-    let mut each = rows.div_ceil(chunks.max(1)).max(1).next_multiple_of(BLOCK);
-    if chunks > 1 && each > BLOCK && rows < each + LEAST {
-        each -= BLOCK;
+fn borders(rows: u64, chunks: u64, block: u64) -> Vec<u64> {
+    let mut each = rows.div_ceil(chunks.max(1)).max(1).next_multiple_of(block);
+    if chunks > 1 && each > block && rows < each + LEAST {
+        each -= block;
     }
     let mut borders: Vec<u64> = (0..rows.div_ceil(each)).map(|chunk| chunk * each).collect();
     if borders.len() > 1 && borders.last().is_some_and(|last| rows - last < LEAST) {
@@ -171,6 +195,9 @@ mod tests {
 
     #[test]
     fn chunks_end_at_blocks_and_none_is_small() {
+        assert_eq!(super::borders(100, 3, FINE), [0, 48, 100]);
+        assert_eq!(super::borders(257, 2, FINE), [0, 144, 257]);
+        let borders = |rows, chunks| super::borders(rows, chunks, BLOCK);
         assert_eq!(borders(2048, 4), [0, 512, 1024, 1536, 2048]);
         assert_eq!(borders(2048, 100), (0..=8).map(|block| block * 256).collect::<Vec<_>>());
         assert_eq!(borders(1000, 2), [0, 512, 1000]);

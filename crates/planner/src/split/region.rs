@@ -41,9 +41,14 @@ pub struct Region {
 struct Obstacle(NodeId, &'static str);
 
 impl Region {
-    /// The part around the largest product of the forward pass that can be divided: what reads it,
-    /// and what takes its gradient.
-    pub fn of(graph: &Graph, sums: Sums) -> Result<Region, SplitError> {
+    /// What `write` makes of the part around the largest product of the forward pass that can be
+    /// divided: what reads it, and what takes its gradient. If nothing can be, the error is that of
+    /// the last product, which makes the logits.
+    pub fn first<T>(
+        graph: &Graph,
+        sums: Sums,
+        write: impl Fn(&Region) -> Result<T, SplitError>,
+    ) -> Result<T, SplitError> {
         let step = Step::of(graph);
         let mut products: Vec<(NodeId, ValueId)> =
             graph.nodes().iter().filter_map(product).collect();
@@ -55,19 +60,22 @@ impl Region {
         if products.is_empty() {
             return Err(SplitError::Few { rows: most });
         }
-        // Tell what is wrong with the last one, which makes the logits.
         let last = products.iter().map(|&(id, _)| id).max();
         products.sort_by_key(|&(id, value)| Reverse((graph.values()[value].tensor.elements(), id)));
-        let mut obstacle = None;
+        let mut refused = None;
         for (id, value) in products {
-            match Growth::of(&step, (id, value)).grown(sums) {
-                Ok(region) => return Ok(region),
-                Err(found) if obstacle.is_none() || last == Some(id) => obstacle = Some(found),
+            let grown = Growth::of(&step, (id, value)).grown(sums);
+            let grown = grown.map_err(|Obstacle(id, why)| SplitError::Unsuited {
+                node: graph.nodes()[id].name.clone(),
+                why,
+            });
+            match grown.and_then(|region| write(&region)) {
+                Ok(made) => return Ok(made),
+                Err(error) if refused.is_none() || last == Some(id) => refused = Some(error),
                 Err(_) => {}
             }
         }
-        let Obstacle(id, why) = obstacle.expect("there is a product");
-        Err(SplitError::Unsuited { node: graph.nodes()[id].name.clone(), why })
+        Err(refused.expect("there is a product"))
     }
 }
 

@@ -53,14 +53,22 @@ impl Span {
     /// The number that a dimension of a tensor of `rank` dimensions has in its flat form; `None`
     /// for one of the span.
     pub fn renumbered(self, dim: i64, rank: usize) -> Option<i64> {
-        let dim = if dim < 0 { dim + rank.cast_signed() as i64 } else { dim };
-        let at = usize::try_from(dim).ok()?;
-        match at {
-            _ if at < self.first => Some(dim),
-            _ if at < self.first + self.dims => None,
-            _ => Some(dim + 1 - self.dims as i64),
+        match at(dim, rank)? {
+            at if self.contains(at) => None,
+            at if at < self.first => Some(at as i64),
+            at => Some((at + 1 - self.dims) as i64),
         }
     }
+
+    /// Whether a dimension is one of its own.
+    pub fn contains(self, dim: usize) -> bool {
+        (self.first..self.first + self.dims).contains(&dim)
+    }
+}
+
+/// The place of a dimension of a tensor of `rank` dimensions, which may be counted from the end.
+pub fn at(dim: i64, rank: usize) -> Option<usize> {
+    usize::try_from(if dim < 0 { dim + rank.cast_signed() as i64 } else { dim }).ok()
 }
 
 /// The first dimension before which there are `elements` elements.

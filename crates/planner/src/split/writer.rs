@@ -30,8 +30,9 @@ pub struct Writer<'a> {
     values: SecondaryMap<ValueId, Option<ValueId>>,
     storages: SecondaryMap<StorageId, Option<StorageId>>,
     nodes: SecondaryMap<NodeId, Option<NodeId>>,
-    /// Where each value that was made lies.
+    /// Where each value that was made lies, and the call that made it.
     places: PrimaryMap<ValueId, StorageId>,
+    makers: PrimaryMap<ValueId, NodeId>,
     /// The call that was made last.
     last: Option<NodeId>,
     /// The names that calls have.
@@ -94,6 +95,7 @@ impl<'a> Writer<'a> {
             storages: SecondaryMap::new(),
             nodes: SecondaryMap::new(),
             places: PrimaryMap::new(),
+            makers: PrimaryMap::new(),
             last: None,
             names: graph.nodes().values().map(|node| node.name.clone()).collect(),
             device: graph.nodes().values().find_map(|node| node.kwarg("device").cloned()),
@@ -116,12 +118,23 @@ impl<'a> Writer<'a> {
         self.values[value]
     }
 
+    /// Lets a value, and the call that made it, stand for an output of a call of the graph.
+    pub fn stand_as(&mut self, id: NodeId, output: usize, made: ValueId) {
+        self.nodes[id] = Some(self.makers[made]);
+        self.stand(&self.graph.nodes()[id], output, made);
+    }
+
     /// Lets a value stand for an output of a call of the graph, if that is used.
     pub fn stand(&mut self, node: &Node, output: usize, made: ValueId) {
         if let Some(value) = node.outputs.get(output).copied().flatten() {
             self.values[value] = Some(made);
             self.storages[self.graph.values()[value].storage] = Some(self.places[made]);
         }
+    }
+
+    /// The shape of what was made.
+    pub fn shape(&self, made: ValueId) -> &[u64] {
+        &self.made.0[made].shape
     }
 
     /// Lets the call that was made last stand for one of the graph: what differentiates that one
@@ -263,7 +276,8 @@ impl<'a> Writer<'a> {
     }
 
     fn add(&mut self, spec: NodeSpec, outputs: &[Option<ValueSpec>]) -> Vec<Option<ValueId>> {
-        self.last = Some(self.builder.next_node());
+        let id = self.builder.next_node();
+        self.last = Some(id);
         let mut made = self.builder.node(spec, outputs).into_iter();
         let place = |output: &Option<ValueSpec>| {
             let output = output.as_ref()?;
@@ -277,6 +291,7 @@ impl<'a> Writer<'a> {
             let value = made.next()?;
             assert_eq!(self.made.0.push(tensor), value);
             self.places.push(output.storage);
+            self.makers.push(id);
             Some(value)
         };
         outputs.iter().map(place).collect()

@@ -130,27 +130,38 @@ impl Emitter<'_> {
             } else if self.region.wide.contains(&output) {
                 let Some(&rows) = self.totals.get(&output) else { continue };
                 let made = self.unflat(node, output, rows)?;
-                self.writer.stand_for(id);
-                self.writer.stand(node, index, made);
+                self.writer.stand_as(id, index, made);
             } else if let Some(&total) = self.totals.get(&output) {
-                let made = match self.is_short(output) {
-                    true => {
-                        let dtype = self.graph.values()[output].tensor.dtype;
-                        let (name, args) = (self.name_of(output), vec![Argument::Value(total)]);
-                        let call = Call::new(name, TO_COPY, args, node);
-                        self.writer.typed(call, dtype)?
-                    }
-                    false => total,
-                };
-                self.writer.stand_for(id);
-                self.writer.stand(node, index, made);
+                let made = self.whole_total(node, output, total)?;
+                self.writer.stand_as(id, index, made);
             } else if let Some(parts) = self.kept.remove(&output) {
                 let made = self.joined(node, output, &parts)?;
-                self.writer.stand_for(id);
-                self.writer.stand(node, index, made);
+                self.writer.stand_as(id, index, made);
             }
         }
         Ok(())
+    }
+
+    /// A total in the type of the sum, and in its shape, which keeps more dimensions if several
+    /// number the rows.
+    fn whole_total(
+        &mut self,
+        node: &Node,
+        output: ValueId,
+        mut total: ValueId,
+    ) -> Result<ValueId, SplitError> {
+        let (tensor, name) = (&self.graph.values()[output].tensor, self.name_of(output));
+        let is_flat = self.writer.shape(total) != tensor.shape;
+        if self.is_short(output) {
+            let name = if is_flat { format!("{name}.flat") } else { name.clone() };
+            let call = Call::new(name, TO_COPY, vec![Argument::Value(total)], node);
+            total = self.writer.typed(call, tensor.dtype)?;
+        }
+        if !is_flat {
+            return Ok(total);
+        }
+        let args = vec![Argument::Value(total), sizes(&tensor.shape)];
+        self.writer.first(Call::new(name, "aten.view.default", args, node))
     }
 
     /// Rows of all chunks as one.
