@@ -12,6 +12,7 @@ import json
 import os
 import re
 import subprocess
+import warnings
 
 import pytest
 import tightfit
@@ -382,6 +383,15 @@ def test_chunks_whose_products_have_other_bits_are_not_chosen(monkeypatch):
     monkeypatch.setattr(dividing, "overload", lambda op: found.append(op) or product)
     _, plans = looped("mean", "inside", budget="min")
     assert plans[0].split == "16" and set(found) == {"aten.mm.default"}
+
+
+def test_what_is_measured_first_is_what_fits(tmp_path, monkeypatch):
+    """The derivative of the logarithms of all rows, run alone, takes more than the budget; those of chunks do not."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _, plans = looped("mean", "inside", budget=7_000_000)
+    assert {plan.split for plan in plans} == {"16"}
 
 
 def test_parts_are_made_where_they_belong():

@@ -64,16 +64,17 @@ class Division:
         return whole if self.now == WHOLE else divided(whole, self.now)
 
     def best(self, plan: Callable[[], Plan], lost: Callable[[Plan], float], whole: Callable[[], dict[str, Any]], *,
-             is_smallest: bool) -> Plan:
+             is_smallest: bool, is_whole_last: bool = False) -> Plan:
         """The best of the plans that `plan` makes of the step as it is, which is `whole`, and in chunks: the fastest, or the
-        one that holds the least. Raises `InfeasibleBudget`, that of what needs least, if there is none."""
-        if self.ways[0] != WHOLE:
+        one that holds the least. With `is_whole_last` the step as it is has a plan only if there is none in chunks. Raises
+        `InfeasibleBudget`, that of what needs least, if there is none."""
+        if self.ways[0] != WHOLE or is_whole_last:
             self._settle(whole)
         found: list[Plan] = []
         refused: list[InfeasibleBudget] = []
         try:
-            for way in self.ways:
-                if found and lost(found[0]) == 0 and not is_smallest:
+            for way in sorted(self.ways, key=lambda way: way == WHOLE) if is_whole_last else self.ways:
+                if found and not is_smallest and (lost(found[0]) == 0 or (is_whole_last and way == WHOLE)):
                     break
                 if way != WHOLE:
                     self._settle(whole)

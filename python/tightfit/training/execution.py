@@ -529,7 +529,8 @@ class Step:
         division, whole = self.division, functools.partial(self._whole, accumulated, holds, arguments)
         plan = functools.partial(self._planned_so, accumulated, holds, room, beside, arguments, depth, grown)
         try:
-            return division.best(plan, lost, whole, is_smallest=room is None)
+            # Planning the step as it is measures its calls, of which the largest may not fit.
+            return division.best(plan, lost, whole, is_smallest=room is None, is_whole_last=not self.may_fit())
         finally:
             self.measuring, division.most = max(self.measuring, division.most), 0
 
