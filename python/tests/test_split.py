@@ -20,6 +20,7 @@ import torch
 from tier import cases
 from torch import nn
 from tightfit.training import dividing
+from tightfit.training.places import Place, Places, places
 from torch.nn import functional
 
 pytestmark = pytest.mark.skipif(
@@ -385,6 +386,27 @@ def test_chunks_whose_products_have_other_bits_are_not_chosen(monkeypatch):
     assert plans[0].split == "16" and set(found) == {"aten.mm.default"}
 
 
+def test_a_part_has_its_place_even_if_nothing_reads_the_whole():
+    def node(name, op, given, value, rows):
+        output = {"id": value, "shape": [rows, 2], "dtype": "f32", "storage": value}
+        inputs = [item["value"] for item in given if isinstance(item, dict)]
+        return {"name": name, "op": op, "args": given, "inputs": inputs, "outputs": [output]}
+
+    whole, part = {"value": 1}, {"value": 2}
+    nodes = [
+        node("room", "aten.empty.memory_format", [[4, 2]], 1, 4),
+        {"name": "barrier", "op": "tightfit.barrier", "args": [[]], "outputs": []},
+        node("part", "aten.mul.Tensor", [{"value": 1}, 2], 2, 2),
+        node("put", "aten.slice_scatter.default", [whole, part, 0, 2, 4], 3, 4) | {"overwrites": [1]},
+    ]
+    found = places({"nodes": nodes, "outputs": []})
+    assert found == Places({"part": Place(1, 0, 2, 2)}, frozenset({"put"}))
+    # Where something reads the part later than the tensor, that would be held for longer.
+    reader = node("reader", "aten.mul.Tensor", [part, 2], 4, 2)
+    assert not places({"nodes": [*nodes, reader], "outputs": []}).puts
+    assert not places({"nodes": nodes, "outputs": []}, moved={1}).puts
+
+
 def test_what_is_measured_first_is_what_fits(tmp_path, monkeypatch):
     """The derivative of the logarithms of all rows, run alone, takes more than the budget; those of chunks do not."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -420,7 +442,8 @@ def test_bits_are_equal_or_any():
 def test_what_cannot_be_divided_is_planned_as_it_is():
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
     step = tightfit.step(model, functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1), budget="1GiB", split=4)
-    step(torch.randn(5, 8), torch.randint(3, (5,)))
+    with pytest.warns(RuntimeWarning, match="split='4' is not done in Sequential, which is planned as it is: 5 rows are too few"):
+        step(torch.randn(5, 8), torch.randint(3, (5,)))
     assert step.plans[-1].split is None
 
 

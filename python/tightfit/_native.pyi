@@ -251,8 +251,8 @@ def pareto(
 def parts(text: str) -> str:
     """The parts of a step, such as `"8"` or `"8:totals"`, verified."""
 
-def split_graph(graph: _Graph, parts: str) -> str | None:
-    """The graph in parts, such as `"8"`, as text of JSON; `None` if nothing of it can be divided."""
+def split_graph(graph: _Graph, parts: str) -> str:
+    """The graph in parts, such as `"8"`, as text of JSON. Raises `OptionError` if nothing of it can be divided."""
 
 def hold(
     graph: _Graph,

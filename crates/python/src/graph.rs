@@ -192,12 +192,12 @@ fn given_parts(py: Python<'_>, text: &str) -> PyResult<Parts> {
     parsed(py, "split", text, parse)
 }
 
-/// The step in parts, as PyTorch computes them, as text of JSON; `None` if nothing can be divided.
+/// The step in parts, as PyTorch computes them, as text of JSON.
 #[pyfunction]
-pub fn split_graph(py: Python<'_>, graph: GivenGraph, parts: &str) -> PyResult<Option<String>> {
+pub fn split_graph(py: Python<'_>, graph: GivenGraph, parts: &str) -> PyResult<String> {
     let parts = given_parts(py, parts)?;
     attended(py, |_| {
-        let divided = split_at(&graph.read()?.graph, parts, FINE).ok();
-        Ok(divided.map(|divided| graph::write(&divided).to_string()))
+        let divided = split_at(&graph.read()?.graph, parts, FINE)?;
+        Ok(graph::write(&divided).to_string())
     })
 }

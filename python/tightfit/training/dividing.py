@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ import torch
 
 from .. import _native
 from ..calls import overload
-from ..errors import InfeasibleBudget
+from ..errors import InfeasibleBudget, OptionError
 from ..given import asked
 from ..measure import Call, arguments, is_out_of_memory, values_of
 from .counting import Count
@@ -42,8 +43,10 @@ class Indivisible(Exception):
 class Division:
     """The ways to divide a step that are tried, and the one that is planned now."""
 
-    def __init__(self, ways: Sequence[str], device: torch.device) -> None:
+    def __init__(self, ways: Sequence[str], device: torch.device, step: str = "") -> None:
         self.ways = tuple(ways)
+        # The name of a step that is to be divided, and if it cannot be, says so.
+        self.step = step
         self.now = WHOLE
         self.device = device
         self._is_settled = self.ways == (WHOLE,)
@@ -103,7 +106,10 @@ class Division:
                 for way in self.ways:
                     if way != WHOLE:
                         divided(graph, _MOST if way == EQUAL else way)
-            except Indivisible:
+            except Indivisible as error:
+                if self.step and self.ways[0] != WHOLE:
+                    warnings.warn(f"split={self.ways[0]!r} is not done in {self.step}, which is planned as it is: {error}",
+                                  RuntimeWarning, stacklevel=2)
                 self.ways, self.has_others = (WHOLE,), False
 
     def _equal_ways(self, whole: Callable[[], dict[str, Any]]) -> list[str]:
@@ -128,10 +134,10 @@ def predicted(ways: Sequence[str]) -> tuple[str, ...]:
 
 def divided(whole: dict[str, Any], way: str) -> dict[str, Any]:
     """A step in chunks. Raises `Indivisible`."""
-    found = asked(_native.split_graph, json.dumps(whole).encode(), way)
-    if found is None:
-        raise Indivisible
-    return json.loads(found)
+    try:
+        return json.loads(asked(_native.split_graph, json.dumps(whole).encode(), way))
+    except OptionError as error:
+        raise Indivisible(str(error)) from None
 
 
 def equal_ways(whole: dict[str, Any], device: torch.device) -> tuple[list[str], int]:

@@ -148,7 +148,7 @@ class Step:
         self.must_hold_outputs = False
         self.refused: dict[str, str] = {}
         # Whether its loss is in chunks, whose sizes do not vary.
-        self.division = Division(settings.ways if not joint.sizes else (WHOLE,), device)
+        self.division = Division(settings.ways if not joint.sizes else (WHOLE,), device, name if joint.has_backward else "")
         # The calls of its graph whose integers follow from sizes.
         self._extents: Mapping[str, Mapping[str, Any]] = {}
         # The most bytes that an operator held while it was measured for a plan that is being made; whether this and what

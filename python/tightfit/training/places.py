@@ -83,12 +83,14 @@ class _Known:
     def _last(self, value: int) -> int:
         return self.last.get(self.described[value]["storage"], self.maker[value])
 
-    def _later(self, put: int) -> Iterator[int]:
+    def _later(self, put: int | None) -> Iterator[int]:
         """A tensor after a node has put a part into it, and after each that does so afterwards."""
-        while put < len(self.nodes) and self.nodes[put]["op"] == PUT and self.nodes[put].get("overwrites"):
+        while put is not None:
             [output] = self.nodes[put]["outputs"]
             yield output["id"]
-            put = self._last(output["id"])
+            last = self._last(output["id"])
+            puts_again = put < last < len(self.nodes) and self.nodes[last]["op"] == PUT and self.nodes[last].get("overwrites")
+            put = last if puts_again else None
 
     def _is_dense(self, value: int) -> bool:
         described = self.described[value]
