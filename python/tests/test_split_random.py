@@ -255,7 +255,12 @@ def trained_in_parts(case: drawn.Case, step, budget: str) -> list[str]:
 @pytest.mark.parametrize("seed", seeds(2, 24))
 def test_random_steps_train_in_chunks_as_they_do_whole(seed, corpus, tmp_path):
     case = drawn.Case.of(drawn.plan_of_engine(seed), seed)
-    step = executable(case, corpus, tmp_path)
+    try:
+        step = executable(case, corpus, tmp_path)
+    except tightfit.errors.ExportError:
+        # The engine has no norm of rows that lie apart.
+        assert case.plan.product == "einsum", case.plan
+        return
     try:
         assert trained_in_parts(case, step, "min" if seed % 2 else "100%") == [], case.plan
     except Refused as refused:
