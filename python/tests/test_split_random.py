@@ -259,7 +259,7 @@ def test_random_steps_train_in_chunks_as_they_do_whole(seed, corpus, tmp_path):
         step = executable(case, corpus, tmp_path)
     except tightfit.errors.ExportError:
         # The engine has no norm of rows that lie apart.
-        assert case.plan.product == "einsum", case.plan
+        assert case.plan.obstacles, case.plan
         return
     try:
         assert trained_in_parts(case, step, "min" if seed % 2 else "100%") == [], case.plan
