@@ -200,7 +200,7 @@ class Loop:
         if mode == "inductor":
             from torch._inductor import metrics
 
-            return "; ".join(sorted(set(self.reasons))) or ("as asked" if metrics.num_auto_chunking else "none")
+            return "; ".join(sorted(set(self.reasons))) or ("divided" if metrics.num_auto_chunking else "none")
         if mode in ("compile", "step"):
             plans = self.loss.plans if mode == "step" else zoo.use_tightfit().plans(self.model)
             return plans[-1].split or "none"

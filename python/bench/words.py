@@ -73,7 +73,7 @@ class Row(turns.Row):
     def division(self) -> str:
         """The chunks that were chosen or asked for, or why there are none."""
         found = self.worker.report["division"]
-        return f"{self.chunks}" if self.chunks and found in ("as asked", "none") else found
+        return f"{self.chunks}" if self.chunks and found in ("divided", "none") else found
 
     def computes(self, other: Row) -> bool:
         """Whether its losses are those of another row, up to rounding."""

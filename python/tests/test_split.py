@@ -4,7 +4,7 @@ Invariant: with sums at once every bit is that of the step as it is, on one thre
 share its sums out otherwise, and is found out before it runs); with totals in chunks, the error against float64 is at
 most twice that of the step as it is.
 
-Tier: quick with a part of the cases, 35 s; full with all of them.
+Tier: quick with a part of the cases, a minute; full with all of them.
 """
 
 import copy

@@ -59,31 +59,28 @@ def overwriting(overload: torch._ops.OpOverload, position: int) -> Overwriting |
         return None
     if overload in _SUMS and position > 0:
         return None
-    schema = overload._schema
-    if len(schema.returns) != 1 or schema.is_mutable:
-        return None
-    namespace, name = schema.name.split("::")
-    if namespace != "aten":
-        return None
-    for found in _overloads(f"{name}_") if position == 0 else []:
-        if _takes(found._schema.arguments, schema):
-            return Overwriting(found, 0, None)
+    for in_place in _overloads(f"{_name(overload)}_") if position == 0 else []:
+        if _takes(in_place._schema.arguments, overload._schema):
+            return Overwriting(in_place, 0, None)
     found = writing(overload)
     return None if found is None else Overwriting(found[0], position, found[1])
 
 
 def writing(overload: torch._ops.OpOverload) -> tuple[torch._ops.OpOverload, str] | None:
     """The operator that computes the same into a tensor that it is given, and the keyword for that, if PyTorch has it."""
-    schema = overload._schema
-    namespace, name = schema.name.split("::")
-    if namespace != "aten" or len(schema.returns) != 1 or schema.is_mutable:
-        return None
-    for found in _overloads(name):
-        keyword = _result(found, schema)
+    for found in _overloads(_name(overload)):
+        keyword = _result(found, overload._schema)
         # Overloads generated from an operator without `out=` compute elsewhere, and copy.
         if keyword is not None and torch.Tag.generated not in found.tags:
             return found, keyword
     return None
+
+
+def _name(overload: torch._ops.OpOverload) -> str:
+    """The name of an operator of PyTorch's own that makes one result and changes nothing; empty for others."""
+    schema = overload._schema
+    namespace, name = schema.name.split("::")
+    return name if namespace == "aten" and len(schema.returns) == 1 and not schema.is_mutable else ""
 
 
 def _result(overload: torch._ops.OpOverload, schema: torch._C.FunctionSchema) -> str | None:
@@ -101,7 +98,7 @@ def _takes(arguments: Sequence[torch._C.Argument], schema: torch._C.FunctionSche
 
 
 def _overloads(name: str) -> Iterator[torch._ops.OpOverload]:
-    packet = getattr(aten, name, None)
+    packet = getattr(aten, name, None) if name.strip("_") else None
     return (getattr(packet, overload) for overload in packet.overloads()) if packet is not None else iter(())
 
 

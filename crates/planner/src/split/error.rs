@@ -28,8 +28,8 @@ pub enum SplitError {
     },
     /// There are too few rows.
     #[error(
-        "{rows} rows are too few for two chunks: each but the last has 256 rows, or a multiple \
-         of that"
+        "{rows} rows are too few for two chunks: there have to be more than 256, and 16 or more in \
+         the last one"
     )]
     Few {
         /// The rows.
