@@ -67,6 +67,13 @@ def test_a_way_that_takes_more_memory_is_none() -> None:
     assert positions(aten.mul.Scalar, ROWS, 2.0, most=16) == [0]
 
 
+def test_one_number_does_not_show_that_all_round_alike() -> None:
+    """In 16 bits, PyTorch rounds the factor before it multiplies in place."""
+    number = torch.tensor(1.0, dtype=torch.bfloat16)
+    assert torch.equal(aten.mul.Scalar(number, 0.9), aten.mul_.Scalar(number.clone(), 0.9))
+    assert positions(aten.mul.Scalar, number, 0.9, most=16) == []
+
+
 class Gated(nn.Module):
     """Gates, residuals and dropout: many calls of its backward pass can overwrite an input."""
 

@@ -23,6 +23,7 @@ import torch
 import transformers
 import zoo
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 from tier import FULL, cases
 
@@ -180,6 +181,93 @@ def test_a_parameter_that_changes_between_the_passes_is_noticed(model, name):
         model.get_parameter(name).mul_(2)
     with pytest.raises(RuntimeError, match=f"'{name}', which this backward pass needs, was changed in place"):
         loss.backward()
+
+
+class Shown(nn.Module):
+    """Returns a loss and what it comes from, two views of one memory, and the batch. What it comes
+    from is logits, which may be capped before the loss, or a result that any backward pass reads."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.table, self.head = kind, nn.Embedding(96, 8), nn.Linear(8, 96, bias=False)
+
+    def forward(self, words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        logits = self.head(self.table(words))
+        shown = logits.tanh() if self.kind == "read" else logits
+        scores = 3 * (shown / 3).tanh() if self.kind == "capped" else shown
+        return functional.cross_entropy(scores.flatten(0, 1), words.flatten()), shown, shown.flatten(0, 1), words
+
+
+WORDS = torch.arange(640).remainder(96).view(4, 160)
+CHANGES = [
+    lambda shown, flat: shown.fill_(0),
+    lambda shown, flat: shown[..., :9].fill_(float("-inf")),
+    lambda shown, flat: flat.fill_(0),
+    lambda shown, flat: shown.detach().fill_(0),
+    lambda shown, flat: torch.neg(flat, out=flat.detach()),
+]
+
+
+def shown_by(kind: str, **options) -> nn.Module:
+    torch.manual_seed(0)
+    return tightfit.compile(Shown(kind), **options) if options else Shown(kind)
+
+
+def gradients_after(model: nn.Module, change=None) -> list[torch.Tensor]:
+    """The gradients of a step between whose passes two of its outputs are changed."""
+    model.zero_grad()
+    loss, shown, flat, _ = model(WORDS)
+    if change is not None:
+        with torch.no_grad():
+            change(shown, flat)
+    loss.backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize(("kind", "options"), [
+    ("read", {"budget": "1GiB"}), ("capped", {"budget": "min", "split": "off"}), ("plain", {"budget": "min", "split": 4})])
+def test_an_output_that_changes_between_the_passes_is_noticed_where_it_is_read(kind, options):
+    model, wanted = shown_by(kind, **options), gradients_after(shown_by(kind))
+    for change in CHANGES:
+        with pytest.raises(RuntimeError, match=r"an output of Shown, of shape .* 96\], which this backward pass needs"):
+            gradients_after(model, change)
+        assert all(map(torch.equal, gradients_after(model), wanted))
+
+
+@pytest.mark.parametrize("kind", ["plain", "capped"])
+def test_an_output_that_no_backward_pass_reads_may_change(kind):
+    model, wanted = shown_by(kind, budget="1GiB", split="off"), gradients_after(shown_by(kind))
+    for change in CHANGES:
+        assert all(map(torch.equal, gradients_after(model, change), wanted))
+
+
+def test_an_output_that_changes_between_two_backward_passes_is_noticed():
+    model = shown_by("read", budget="1GiB", differentiable_outputs=True)
+    loss, shown, flat, _ = model(WORDS)
+    (loss + flat.sum()).backward(retain_graph=True)
+    (loss + shown.sum()).backward(retain_graph=True)
+    shown.detach().zero_()
+    with pytest.raises(RuntimeError, match="an output of Shown"):
+        loss.backward()
+
+
+def test_a_batch_that_is_an_output_and_changes_is_noticed_by_its_name():
+    words = WORDS.clone()
+    loss, *_, output = shown_by("plain", budget="1GiB")(words)
+    assert output.data_ptr() == words.data_ptr()
+    output.zero_()
+    with pytest.raises(RuntimeError, match="'words', which this backward pass needs, was changed in place"):
+        loss.backward()
+
+
+@pytest.mark.parametrize(("kind", "is_read"), [("read", True), ("plain", False)])
+def test_an_output_that_is_let_go_is_kept_as_long_as_a_backward_pass_may_read_it(kind, is_read):
+    loss, *outputs = shown_by(kind, budget="1GiB", split="off")(WORDS)
+    storage = StorageWeakRef(outputs[0].untyped_storage())
+    del outputs
+    assert storage.expired() is not is_read
+    loss.backward()
+    assert storage.expired()
 
 
 def test_an_interrupt_leaves_the_random_numbers_where_they_are():

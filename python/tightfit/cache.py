@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from pathlib import Path
+
+import torch
 
 from .artifacts import write_all
 from .errors import ExportError
+from .graph import producer
 
 
 def folder() -> Path | None:
@@ -23,6 +27,13 @@ def folder() -> Path | None:
         return Path.home() / ".cache" / "tightfit"
     except RuntimeError:
         return None
+
+
+def of_device(kind: str, device: torch.device) -> str:
+    """The name of a file for one kind of what was found out about operators: of this PyTorch, on a device, with as many
+    threads as now."""
+    named = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} {torch.get_num_threads()}"
+    return f"{kind}-" + re.sub(r"[^\w.]+", "-", f"{producer()} {named}") + ".json"
 
 
 def read(name: str) -> str | None:

@@ -64,7 +64,7 @@ def figures(plan: Any) -> list[tuple[str, str, str]]:
         ("no plan takes less than", seconds(plan.bound_seconds), ""),
         ("gap to that", gap, ""),
         ("calls that run again", f"{again:,}", "0"),
-        *([("chunks of the loss", str(chunks), "")] if (chunks := getattr(plan, "split", None)) is not None else []),
+        *([("chunks of rows", str(chunks), "")] if (chunks := getattr(plan, "split", None)) is not None else []),
     ]
 
 

@@ -43,7 +43,12 @@ pub struct Batches {
     /// time; `N:totals`: their gradient, too, of which each chunk adds a term to that of the
     /// weight; `off`: all rows at once; `auto`: whatever makes the fastest plan (`check`: whatever
     /// the plan is for) [default: off with one planner by name, or on several ranks, else auto]
-    #[arg(long, value_name = "off|auto|N", value_parser = split_of)]
+    #[arg(
+        long,
+        value_name = "off|auto|N",
+        value_parser = split_of,
+        allow_hyphen_values = true
+    )]
     split: Option<Split>,
     /// Which chunks are tried: `equal`: those with which PyTorch computes the same bits; `any`:
     /// also those that change last digits [default: any; `train`: those with which it computes the

@@ -96,12 +96,25 @@ class Backend:
                 run = fused(self, module, examples, arguments, device, *outside)
             else:
                 compilation = _Compilation(self, arguments, device, *outside)
-                run = aot_autograd(
+                run = self._noted(aot_autograd(
                     fw_compiler=compilation.forward, bw_compiler=compilation.backward,
                     partition_fn=compilation.partition, inference_compiler=compilation.inference, decompositions={},
                     keep_inference_input_mutations=True,
-                )(module, examples)
+                )(module, examples))
         return _with_guards(run, detached) if detached else run
+
+    def _noted(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function; the ledger notes what it returns."""
+        own = weakref.ref(self.ledger)
+
+        def noted(*arguments: Any) -> Any:
+            ledger = own()
+            ledger.entered = None
+            results = run(*arguments)
+            ledger.returned(results)
+            return results
+
+        return noted
 
     def _count(self, examples: Sequence[Any]) -> None:
         """Warns if one kind of batch is captured again and again."""

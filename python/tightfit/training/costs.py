@@ -21,7 +21,6 @@ import torch
 from .. import cache, calls
 from ..calls import TORCH_DTYPES
 from ..errors import CompileError
-from ..graph import producer
 from ..measure import (
     Call, arguments, first_line, is_out_of_memory, prepared, takes_time, undisturbed, values_of,
 )
@@ -38,6 +37,8 @@ _SECONDS, _LEAST, _MOST = 0.004, 2, 4
 # Bytes of parameters that are read before a run of a short call: between two calls a step reads as much, so a call does
 # not find in the caches what it left there when it ran last (with warm caches, a step of 40 ms is predicted to take 28).
 _READ = 16 << 20
+# The name of files that keep costs; another one once other calls may overwrite what they read.
+_FILE = "costs/calls"
 _FLOATS = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 # Exceptions that operators raise.
 _REFUSALS = (RuntimeError, TypeError, ValueError, LookupError, AssertionError, ArithmeticError)
@@ -205,10 +206,9 @@ class _Known:
     """Costs by call, read from the file of a device and written back."""
 
     def __init__(self, device: torch.device, parameters: Iterable[torch.Tensor]) -> None:
-        kind = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} {torch.get_num_threads()}"
         self.device = device
         self._parameters = _first(parameters, device)
-        self.name = "costs/" + re.sub(r"[^\w.]+", "-", f"{producer()} {kind}") + ".json"
+        self.name = cache.of_device(_FILE, device)
         self.costs: dict[str, Cost] = {}
         self.refused: dict[str, str] = {}
         self.is_new = False

@@ -1,21 +1,23 @@
 """Whether the loss of a step is computed in chunks of rows, and in how many: decided with each plan.
 
 Invariant: where the planner decides, chunks compute the bits that all rows at once do: products of some rows were
-compared with the same rows of the whole, on tensors of these shapes and strides, on this device.
+compared with the same rows of the whole, on tensors of these shapes and strides, on this device; of what rounds otherwise
+at the end of a loop, loops over chunks end where loops over the whole do.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import _native
+from .. import _native, cache
 from ..calls import overload
 from ..errors import InfeasibleBudget, OptionError
 from ..given import asked
@@ -30,9 +32,26 @@ WHOLE = "off"
 EQUAL = "equal"
 # The most chunks, in which a step holds the least, and others that are tried where so few rows have other bits.
 _MOST, _FEWER = "16", ("8", "4", "2")
-# Products, whose inner sums may be shared out among threads if their rows are few. All other calls compute each row by
-# itself.
+# Products, whose inner sums may be shared out among threads if their rows are few.
 _PRODUCTS = {"aten.mm.default", "aten.addmm.default", "aten.bmm.default"}
+# Calls that compute each row by itself, or nothing.
+_ROWS = {
+    "_log_softmax", "_log_softmax_backward_data", "_safe_softmax", "_softmax", "_softmax_backward_data", "_unsafe_index",
+    "_unsafe_view", "addmm", "all", "amax", "amin", "any", "argmax", "argmin", "bmm", "cat", "embedding", "empty", "expand",
+    "gather", "index", "index_select", "logsumexp", "max", "mean", "min", "mm", "native_layer_norm",
+    "native_layer_norm_backward", "nll_loss2d_backward", "nll_loss2d_forward", "nll_loss_backward", "nll_loss_forward",
+    "permute", "reshape", "scatter", "scatter_add", "select", "select_backward", "slice", "slice_backward",
+    "slice_scatter", "sort", "split", "split_with_sizes", "squeeze", "sum", "t", "topk", "transpose", "unsqueeze", "view",
+}
+# Calls that round each element once.
+_ELEMENTS = {
+    "_to_copy", "abs", "add", "alias", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "clamp", "clamp_max",
+    "clamp_min", "clone", "copy", "detach", "div", "eq", "fill", "full", "full_like", "ge", "gt", "le", "logical_and",
+    "logical_not", "logical_or", "lt", "masked_fill", "maximum", "minimum", "mul", "ne", "neg", "new_full", "new_ones",
+    "new_zeros", "ones", "ones_like", "relu", "sign", "sqrt", "sub", "threshold_backward", "where", "zeros", "zeros_like",
+}
+# Elements that loops take at once, at most: two vectors of numbers of 16 bits. Threads share loops over more than these.
+_VECTORS, _GRAIN = 64, 1 << 15
 _CHUNK = re.compile(r"(.+)\.chunk\d+")
 
 
@@ -67,27 +86,24 @@ class Division:
         return whole if self.now == WHOLE else divided(whole, self.now)
 
     def best(self, plan: Callable[[], Plan], lost: Callable[[Plan], float], whole: Callable[[], dict[str, Any]], *,
-             is_smallest: bool, is_whole_last: bool = False) -> Plan:
+             is_smallest: bool, excess: Callable[[dict[str, Any]], int] = lambda _: 0) -> Plan:
         """The best of the plans that `plan` makes of the step as it is, which is `whole`, and in chunks: the fastest, or the
-        one that holds the least. With `is_whole_last` the step as it is has a plan only if there is none in chunks. Raises
-        `InfeasibleBudget`, that of what needs least, if there is none."""
-        if self.ways[0] != WHOLE or is_whole_last:
-            self._settle(whole)
+        one that holds the least. Planning measures calls: forms of the step whose largest call exceeds the budget, by as many
+        bytes as `excess` says, are planned only if no other has a plan, that with the least excess first. Raises
+        `InfeasibleBudget`, that of what needs least, if none has."""
         found: list[Plan] = []
         refused: list[InfeasibleBudget] = []
         try:
-            for way in sorted(self.ways, key=lambda way: way == WHOLE) if is_whole_last else self.ways:
-                if found and not is_smallest and (lost(found[0]) == 0 or (is_whole_last and way == WHOLE)):
+            for way, exceeds in self._in_order(whole, excess):
+                if found and exceeds:
                     break
-                if way != WHOLE:
-                    self._settle(whole)
-                    if self.ways == (WHOLE,):
-                        break
                 for self.now in self._equal_ways(whole) if way == EQUAL else (way,):
                     try:
                         found.append(replace(plan(), split=self.now))
                     except InfeasibleBudget as error:
                         refused.append(error.with_traceback(None))
+                if found and not is_smallest and lost(found[0]) == 0:
+                    break
         finally:
             self.now = WHOLE
         if not found:
@@ -98,31 +114,52 @@ class Division:
         return min(found, key=lambda one: one.held.peak if is_smallest else
                    one.held.seconds + max(calls - one.held.unplanned_seconds, 0.0))
 
+    def _in_order(self, whole: Callable[[], dict[str, Any]],
+                  excess: Callable[[dict[str, Any]], int]) -> Iterator[tuple[str, bool]]:
+        """The ways in the order in which they are planned, and whether they have a call that exceeds the budget."""
+        if self.ways[0] != WHOLE:
+            self._settle(whole)
+        exceeding: list[tuple[int, str]] = []
+        for way in self.ways:
+            if way != WHOLE:
+                self._settle(whole)
+                if way not in self.ways:
+                    continue
+            beyond = excess(whole() if way == WHOLE else divided(whole(), _MOST if way == EQUAL else way))
+            if beyond <= 0:
+                yield way, False
+            else:
+                exceeding.append((beyond, way))
+        for _, way in sorted(exceeding, key=lambda found: found[0]):
+            yield way, True
+
     def _settle(self, whole: Callable[[], dict[str, Any]]) -> None:
         """Leaves out what the step does not have."""
-        if not self._is_settled:
-            self._is_settled, graph = True, whole()
+        if self._is_settled:
+            return
+        self._is_settled, graph, found = True, whole(), []
+        for way in self.ways:
             try:
-                for way in self.ways:
-                    if way != WHOLE:
-                        divided(graph, _MOST if way == EQUAL else way)
+                if way != WHOLE:
+                    divided(graph, _MOST if way == EQUAL else way)
+                found.append(way)
             except Indivisible as error:
                 if self.step and self.ways[0] != WHOLE:
-                    warnings.warn(f"split={self.ways[0]!r} is not done in {self.step}, which is planned as it is: {error}",
+                    warnings.warn(f"split={way!r} is not done in {self.step}, which is planned as it is: {error}",
                                   RuntimeWarning, stacklevel=2)
-                self.ways, self.has_others = (WHOLE,), False
+        self.ways = tuple(found) or (WHOLE,)
+        self.has_others = self.has_others and EQUAL in found
 
     def _equal_ways(self, whole: Callable[[], dict[str, Any]]) -> list[str]:
         """The most chunks that change no bit, if any do not."""
         if self.ways[-1] == EQUAL:
-            found: list[str] = []
             try:
                 with Count.aside(self.device):
-                    found, self.most = equal_ways(whole(), self.device)
+                    found, self.most = equal_way(whole(), self.device)
+                self._equal = [] if found is None else [found]
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-            self._equal = found[:1]
             self.ways = (*self.ways[:-1], *self._equal)
         return self._equal
 
@@ -140,27 +177,82 @@ def divided(whole: dict[str, Any], way: str) -> dict[str, Any]:
         raise Indivisible(str(error)) from None
 
 
-def equal_ways(whole: dict[str, Any], device: torch.device) -> tuple[list[str], int]:
-    """The numbers of chunks, the most first, in which products make the rows that those of the whole make, bit for bit;
-    and the most bytes that finding out held."""
-    values = values_of(whole)
-    ways = {way: divided(whole, way) for way in (_MOST, *_FEWER)}
-    parts = {way: values_of(graph) for way, graph in ways.items()}
-    chunks = {way: _products(graph) for way, graph in ways.items()}
-    named = {node["name"]: node for node in whole["nodes"]}
-    most = 0
+def equal_way(whole: dict[str, Any], device: torch.device) -> tuple[str | None, int]:
+    """The most chunks that change no bit, if any do not, and the most bytes that finding out held. What was found out of
+    products is kept in a file for later starts."""
+    values, named = values_of(whole), {node["name"]: node for node in whole["nodes"]}
+    kept, most = _Kept(device), 0
+    for way in (_MOST, *_FEWER):
+        graph = divided(whole, way)
+        parts, chunks = values_of(graph), _products(graph)
+        if not elements_stay(values, named, graph, parts, device):
+            continue
+        keys = {name: f"{way} {Call.of(dict(named[name]), values).key}" for name in chunks}
+        with torch.no_grad():
+            for name in chunks:
+                if keys[name] not in kept.answers:
+                    # One product is there at a time.
+                    product = _Product(named[name], values, device)
+                    kept.answers[keys[name]] = product.has_rows_of(chunks[name], parts)
+                    most = max(most, product.most)
+                    del product
+                if not kept.answers[keys[name]]:
+                    break
+        kept.keep()
+        if all(kept.answers.get(key, False) for key in keys.values()):
+            return way, most
+    return None, most
 
-    def remain(name: str) -> dict[str, Any]:
-        nonlocal most
-        product = _Product(named[name], values, device)
-        most = max(most, product.size)
-        return {way: found for way, found in chunks.items() if product.has_rows_of(found[name], parts[way])}
 
-    with torch.no_grad():
-        for name in chunks[_MOST]:
-            # One product is there at a time.
-            chunks = remain(name)
-    return list(chunks), most
+class _Kept:
+    """Whether products of some rows have the bits of the whole, by way and call, as a file keeps it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.name = cache.of_device("costs/bits", device)
+        try:
+            found = json.loads(cache.read(self.name) or "{}")
+            self.answers = {str(key): bool(answer) for key, answer in found.items()}
+        except (ValueError, AttributeError):
+            self.answers = {}
+        self._count = len(self.answers)
+
+    def keep(self) -> None:
+        if len(self.answers) > self._count:
+            cache.keep(self.name, json.dumps(self.answers))
+            self._count = len(self.answers)
+
+
+def elements_stay(values: Mapping[int, Any], named: Mapping[str, Any], graph: Mapping[str, Any], parts: Mapping[int, Any],
+                  device: torch.device) -> bool:
+    """Whether calls of chunks that compute element by element have the bits of the whole. On processors, loops take
+    elements in vectors, and what is left one by one, by functions that may round otherwise: so the same elements have to
+    be left."""
+    if device.type != "cpu":
+        return True
+    threads, counts = torch.get_num_threads(), {}
+    for node in graph["nodes"]:
+        chunk = _CHUNK.fullmatch(node["name"])
+        if chunk and chunk[1] in named and not _rounds_alike(node):
+            counts.setdefault(chunk[1], []).append(math.prod(parts[node["outputs"][0]["id"]].shape))
+    for name, found in counts.items():
+        total = math.prod(values[named[name]["outputs"][0]["id"]].shape)
+        if any(count % _VECTORS for count in found[:-1]) or not all(_shared_in_vectors(count, threads) for count in (total, *found)):
+            return False
+    return True
+
+
+def _shared_in_vectors(count: int, threads: int) -> bool:
+    """Whether the shares of threads in a loop over as many elements, but for the last, are whole vectors."""
+    shares = min(threads, math.ceil(count / _GRAIN))
+    return shares <= 1 or math.ceil(count / shares) % _VECTORS == 0
+
+
+def _rounds_alike(node: Mapping[str, Any]) -> bool:
+    """Whether a call computes each row by itself, or rounds each element once, however it is computed."""
+    name = node["op"].split(".")[1]
+    if name == "pow":
+        return node["args"][1] == 2
+    return name in _ROWS or (name in _ELEMENTS and not {"alpha", "rounding_mode"} & set(node.get("kwargs") or {}))
 
 
 def _products(graph: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
@@ -187,8 +279,9 @@ class _Product:
         self.shape = values[node["outputs"][0]["id"]].shape
         self.made = self.operator(*self.given)
         tensors = [*(tensor for tensor in self.given if isinstance(tensor, torch.Tensor)), self.made]
-        # What it is compared with has half as many rows or fewer.
-        self.size = sum(tensor.nbytes for tensor in tensors) + self.made.nbytes // 2
+        self._size = sum(tensor.nbytes for tensor in tensors)
+        # The most bytes that comparing it held.
+        self.most = self._size
 
     def has_rows_of(self, chunks: Sequence[Mapping[str, Any]], parts: Mapping[int, Any]) -> bool:
         """Whether the products of chunks make its rows. One of each size and the last are tried."""
@@ -201,7 +294,9 @@ class _Product:
             [(dim, count)] = rows
             if count not in tried or node is chunks[-1]:
                 given = [self._part(index, other, parts, first) for index, other in enumerate(node["args"])]
-                if not torch.equal(self.operator(*given), self.made.narrow(dim, first, count)):
+                part = self.operator(*given)
+                self.most = max(self.most, self._size + part.nbytes)
+                if not torch.equal(part, self.made.narrow(dim, first, count)):
                     return False
             tried.add(count)
             first += count

@@ -33,7 +33,7 @@ from .costs import block, costed, libraries
 from .counting import Count, Tally, expired
 from .dividing import WHOLE, Division
 from .engine import waiting
-from .joint import Joint, alike_only, document, is_tensor, largest
+from .joint import Joint, alike_only, document, is_tensor, largest, largest_of
 from .ledger import Ledger, Moment, Pending, storages
 from .loss import Loss
 from .nest import NONE, Demand, Range
@@ -291,7 +291,7 @@ class Step:
             saved = list(saved)
         else:
             # So a caller that still holds the loss does not keep alive what it was computed from.
-            pending.saved, pending.given = None, {}
+            pending.saved, pending.given, pending.handed = None, {}, []
             waiting.discard(pending)
         gradients: dict[int, torch.Tensor | None] = {index: there[index] for index in plan.accumulated}
         with Count.backward(self.device, None if tally is None or is_batched else tally.count), self._window(pending):
@@ -519,9 +519,12 @@ class Step:
 
     def may_fit(self) -> bool:
         """Whether the budget has room for its largest call, which is run to be measured, with what the loop holds."""
-        budget = self.budget
+        return self._excess(largest(self.joint)) <= 0
+
+    def _excess(self, size: int) -> int:
+        """The bytes by which a call of this size exceeds the budget, with what the loop holds."""
         others = sum(self.ledger.others().values()) + self.outside + self.reserve
-        return budget is None or largest(self.joint) + others <= budget
+        return 0 if self.budget is None else size + others - self.budget
 
     def _planned(self, accumulated: frozenset[int], holds: bool, room: int | None, beside: int,
                  arguments: Sequence[Any], depth: int = 0, grown: int = 0) -> Plan:
@@ -529,8 +532,7 @@ class Step:
         division, whole = self.division, functools.partial(self._whole, accumulated, holds, arguments)
         plan = functools.partial(self._planned_so, accumulated, holds, room, beside, arguments, depth, grown)
         try:
-            # Planning the step as it is measures its calls, of which the largest may not fit.
-            return division.best(plan, lost, whole, is_smallest=room is None, is_whole_last=not self.may_fit())
+            return division.best(plan, lost, whole, is_smallest=room is None, excess=lambda graph: self._excess(largest_of(graph)))
         finally:
             self.measuring, division.most = max(self.measuring, division.most), 0
 
@@ -688,8 +690,8 @@ class Step:
             self.has_exceeded = True
             warnings.warn(
                 f"measuring the operators of a step of {self.name} held {held:,} bytes, {held - budget:,} more than the budget of "
-                f"{budget:,}, before the first step: one operator and its inputs take {most:,} bytes when it is run alone, where "
-                f"it cannot overwrite them. {answer}. What was measured is kept, and a later start measures nothing",
+                f"{budget:,}, before the first step: one operator, its inputs, and chunks that its result is compared with take "
+                f"{most:,} bytes when they are alone, where nothing is overwritten. {answer}. What was measured is kept, and a later start measures nothing",
                 RuntimeWarning, stacklevel=2,
             )
 
@@ -900,13 +902,14 @@ class Step:
             )
 
     def _unchanged(self, pending: Pending) -> None:
+        """Refuses a backward pass that would read what was changed in place since its forward pass."""
         for index, tensor in pending.given.items():
-            if tensor._version != pending.versions[index]:
-                raise RuntimeError(
-                    f"{self.joint.arguments[index].name!r}, which this backward pass needs, was changed in place since its "
-                    "forward pass (it is at version "
-                    f"{tensor._version}, expected {pending.versions[index]}); change it after the backward pass"
-                )
+            if tensor._version != (version := pending.versions[index]):
+                raise _changed(f"{self.joint.arguments[index].name!r}", tensor, version, "change it after the backward pass")
+        for tensor, version in pending.handed:
+            if tensor._version != version:
+                raise _changed(f"an output of {self.name}, of shape {list(tensor.shape)}", tensor, version,
+                               "change a copy (output.detach().clone()), or change it after the backward pass")
 
 
 def at_barrier(plan: Held) -> int:
@@ -922,6 +925,12 @@ def _with(plan: Plan, between: int) -> Plan:
 def lost(plan: Plan) -> float:
     """The seconds that a plan takes more than no plan."""
     return max(plan.held.seconds - plan.held.unplanned_seconds, 0.0)
+
+
+def _changed(what: str, tensor: torch.Tensor, version: int, advice: str) -> RuntimeError:
+    """The refusal of a backward pass that needs a tensor as it was at another version."""
+    return RuntimeError(f"{what}, which this backward pass needs, was changed in place since its forward pass (it is at "
+                        f"version {tensor._version}, expected {version}); {advice}")
 
 
 def _has_hooks(tensor: torch.Tensor) -> bool:

@@ -1,7 +1,7 @@
 """Calls that overwrite an input that is no longer needed with their result: PyTorch's own in-place methods and `out=`.
 
-Invariant: a call overwrites an input only if that was tried on tensors of its shapes, types and strides, on its device:
-the result had the same bits, and took no more additional memory; or if the graph says so, of a total that is continued
+Invariant: a call overwrites an input only if that was tried on tensors of its shapes, types and strides, on its device,
+and on as many numbers as show other roundings: the result had the same bits, and took no more additional memory; or if the graph says so, of a total that is continued
 and of a tensor into which a part is put. Only operators that compute element by element, or row
 by row as softmax does, are tried at all, since what others do with overlapping memory is undefined.
 """
@@ -36,6 +36,8 @@ _ROWS = {aten._softmax.default, aten._log_softmax.default, aten._softmax_backwar
          aten._log_softmax_backward_data.default}
 # Operators that write over their first argument what they add to it; where a graph says so, which nothing has to try.
 _SUMS = {aten.addmm.default}
+# Small tensors have few numbers: as many are tried as there are here, at most this often.
+_NUMBERS, _DRAWS = 1 << 10, 64
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -127,16 +129,32 @@ def _taken(overload: torch._ops.OpOverload, how: Overwriting, made: Callable[[],
     others = [item for index, item in enumerate(args) if index != how.position and isinstance(item, torch.Tensor)]
     if any(item.untyped_storage()._cdata == over.untyped_storage()._cdata for item in others):
         return None
-    expected = overload(*args, **kwargs)
-    if not _laid_out_alike(expected, over):
+    if not _laid_out_alike(overload(*args, **kwargs), over):
         return None
-    args, kwargs = how.call(args, kwargs)
     try:
-        how.overload(*args, **kwargs)
-        is_same = torch.equal(_bits(over), _bits(expected))
-        return peak_of(lambda: how.overload(*args, **kwargs)) if is_same else None
+        draws = max(1, min(_DRAWS, _NUMBERS // max(over.numel(), 1)))
+        for draw in range(draws):
+            given = _drawn(args, draw) if draws > 1 else args
+            expected = overload(*given, **kwargs)
+            others, named = how.call(given, kwargs)
+            how.overload(*others, **named)
+            if not torch.equal(_bits(given[how.position]), _bits(expected)):
+                return None
+        args, kwargs = how.call(args, kwargs)
+        return peak_of(lambda: how.overload(*args, **kwargs))
     except (RuntimeError, TypeError, NotImplementedError):
         return None
+
+
+def _drawn(args: Sequence[Any], draw: int) -> list[Any]:
+    """Arguments with other numbers of the same signs that are no larger."""
+    generator = torch.Generator().manual_seed(draw)
+
+    def other(tensor: torch.Tensor) -> torch.Tensor:
+        factors = torch.rand(tensor.shape, generator=generator, dtype=torch.float64) / 2 + 0.5
+        return tensor * factors.to(tensor.device, tensor.dtype)
+
+    return [other(item) if isinstance(item, torch.Tensor) and item.is_floating_point() else item for item in args]
 
 
 def _laid_out_alike(one: torch.Tensor, other: torch.Tensor) -> bool:

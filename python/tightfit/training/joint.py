@@ -26,6 +26,7 @@ from ..nodes import draws, is_call, tensors
 from ..simplify import equivalent, follow, shorten
 from ..translator import Translator
 from . import roles
+from .inplace import PUT
 from .roles import Kind, Role
 
 aten = torch.ops.aten
@@ -477,6 +478,22 @@ def largest(joint: Joint) -> int:
         if node.op == "call_function":
             most = max(most, sum(size for storage, size in storages([node, *node.all_input_nodes]).items() if storage not in given))
     return sum(given.values()) + most
+
+
+def largest_of(graph: Mapping[str, Any]) -> int:
+    """The same of a graph that was written."""
+    stored = {value["id"]: value["storage"] for node in graph["nodes"] for value in node["outputs"] if value is not None}
+    given = {stored[value["id"]] for node in graph["nodes"] if node["op"] == "placeholder" for value in node["outputs"]
+             if value is not None}
+    most = 0
+    for node in graph["nodes"]:
+        if node["op"] != BARRIER:
+            made = [stored[value["id"]] for value in node["outputs"] if value is not None]
+            read = {stored[value] for value in node.get("inputs", [])}
+            # What a part is put into is written in its place.
+            read -= {stored[value] for value in node.get("overwrites") or [] if node["op"] == PUT}
+            most = max(most, sum(graph["storages"][storage] for storage in read.union(made) - given))
+    return sum(graph["storages"][storage] for storage in given) + most
 
 
 def alike_only(planned: Mapping[str, Any], joint: Joint) -> dict[str, Any]:

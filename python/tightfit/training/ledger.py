@@ -49,6 +49,9 @@ class Pending:
     begun: int | None = None
     # The storages of its batch and buffers; while these references exist, no others have their numbers.
     known: list[StorageWeakRef] = field(default_factory=list)
+    # What its caller was given of the memory that it saved, as tensors of its own that share their versions, with the
+    # versions that they had: what is saved there may have another one.
+    handed: Sequence[tuple[torch.Tensor, int]] = ()
     # The storages of its outputs, with their bytes.
     outputs: list[tuple[StorageWeakRef, int]] = field(default_factory=list)
     # The count of its step, if it is counted.
@@ -89,6 +92,10 @@ class Pending:
         """Bytes of its outputs that the caller has freed."""
         return expired(self.outputs)
 
+    def own(self) -> list[Any]:
+        """Its tensors: what it saved, and those in the memory of what its caller was given."""
+        return [*(self.saved or ()), *(tensor for tensor, _ in self.handed)]
+
     def held(self) -> int:
         """Bytes that only its saved tensors hold."""
         if self.saved is None:
@@ -107,6 +114,8 @@ class Ledger:
     pending: weakref.WeakSet[Pending] = field(default_factory=weakref.WeakSet)
     # Storages that were given to callers, with their bytes, the forward pass that made them, and whether it saved them.
     outputs: list[tuple[StorageWeakRef, int, Any, bool]] = field(default_factory=list)
+    # The forward pass of the running call, if it saved something.
+    entered: weakref.ref[Pending] | None = None
     # Storages of losses whose backward pass has run, with their bytes: a loop may keep them.
     losses: list[tuple[StorageWeakRef, int]] = field(default_factory=list)
     # Storages of outputs and gradients that counted steps made: when they are freed during another count, this is reported.
@@ -240,7 +249,8 @@ class Ledger:
         """Notes that a forward pass saved something, and gave its outputs to its caller."""
         self.pending.add(pending)
         self.members.enter(pending)
-        self.hand_out(outputs, weakref.ref(pending), pending.plan.code.saved_outputs)
+        self.entered = weakref.ref(pending)
+        self.hand_out(outputs, self.entered, pending.plan.code.saved_outputs)
         pending.outputs = [(storage, size) for storage, size, owner, _ in self.outputs
                            if owner is not None and owner() is pending]
 
@@ -252,11 +262,21 @@ class Ledger:
                 if (size := storage.nbytes()) >= _SMALL:
                     self.outputs.append((StorageWeakRef(storage), size, pending, index in saved))
 
+    def returned(self, results: Iterable[Any]) -> None:
+        """Notes the `results` of the running call that lie in what its forward pass saved. They may have other versions
+        than the outputs of that pass: AOTAutograd hides from autograd that some are views."""
+        pending = None if self.entered is None else self.entered()
+        self.entered = None
+        if pending is not None and pending.plan.code.saved_outputs:
+            saved = storages(pending.saved)
+            pending.handed = [(result.detach(), result._version) for result in results
+                              if isinstance(result, torch.Tensor) and result.untyped_storage()._cdata in saved]
+
     def held_outputs(self, pending: Pending) -> int:
         """Bytes of the outputs of a forward pass that its caller still holds."""
         return sum(size for storage, size, owner, saved in self.outputs
                    if owner is not None and owner() is pending and not storage.expired()
-                   and not (saved and _is_all(storage, pending.saved or ())))
+                   and not (saved and _is_all(storage, pending.own())))
 
     def others(self, own: Pending | None = None, accumulated: Iterable[torch.Tensor] = (),
                known: frozenset[int] = frozenset()) -> dict[str, int]:

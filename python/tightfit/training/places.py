@@ -1,7 +1,8 @@
 """Which parts of a tensor are made where they belong, so that nothing has to put them there.
 
-Invariant: a part is made in its place only if the tensor has its room by then, and holds it for as long as anything reads
-the part: no more is held at any time than what the plan's graph counts.
+Invariant: a part is made in its place only if the tensor has its room by then, holds it for as long as anything reads the
+part, and nothing is written over the part afterwards: no more is held at any time than what the plan's graph counts, and
+the tensor keeps what was put into it.
 """
 
 from __future__ import annotations
@@ -53,6 +54,10 @@ class _Known:
         for index, node in enumerate(self.nodes):
             self.last.update((self.described[value]["storage"], index) for value in node.get("inputs", []))
         self.last.update((self.described[value]["storage"], len(self.nodes)) for value in document["outputs"])
+        # The storages that a call writes over, and the last one that does.
+        self.over: dict[int, int] = {}
+        for index, node in enumerate(self.nodes):
+            self.over.update((self.described[value]["storage"], index) for value in node.get("overwrites") or [])
         self.barrier = next(index for index, node in enumerate(self.nodes) if node["op"] == BARRIER)
 
     def place(self, node: Mapping[str, Any]) -> tuple[str, Place] | None:
@@ -65,10 +70,11 @@ class _Known:
         begin = self.maker[parts[-1]]
         is_there = self.maker[whole] < begin and not begin < self.barrier < put
         outlives = self._last(wholes[-1]) >= max(map(self._last, parts))
+        is_kept = self.over.get(self.described[part]["storage"], 0) < put
         stays = self.moved.isdisjoint(self.described[value]["storage"] for value in (*parts, *wholes))
         shapes = [self.described[value]["shape"] for value in (part, parts[-1])]
         is_dense = all(map(self._is_dense, (whole, part, parts[-1]))) and math.prod(self.described[whole]["shape"][:dim]) == 1
-        can_write = is_there and outlives and stays and is_dense and shapes[0] == shapes[1] and _writes(self.nodes[begin])
+        can_write = is_there and outlives and is_kept and stays and is_dense and shapes[0] == shapes[1] and _writes(self.nodes[begin])
         return (self.nodes[begin]["name"], Place(whole, dim, first, end - first)) if can_write else None
 
     def _chain(self, value: int) -> Iterator[int]:

@@ -133,8 +133,12 @@ def parts_of(split: Any, bits: Any) -> tuple[str, ...]:
     if split == "auto":
         return ("off", "equal") if bits == "equal" else ("off", "16", "16:totals")
     if isinstance(split, bool) or not isinstance(split, (int, str)):
-        raise OptionError(f"split={split!r} says not how a step is divided; give \"off\", \"auto\", or a number of chunks")
-    return (asked(_native.parts, str(split)),)
+        raise OptionError(f"split={split!r} says not how a step is divided; give \"off\", \"auto\", a number of chunks, or that and "
+                          "\":totals\"")
+    try:
+        return (asked(_native.parts, str(split)),)
+    except OptionError as error:
+        raise OptionError(f"split={split!r}: {error}, or \"auto\"") from None
 
 
 def seconds(given: Any) -> float:

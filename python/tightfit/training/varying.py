@@ -135,6 +135,8 @@ class Varying:
             larger = [at for at in self.steps if _covers(at, sizes)]
             if larger:
                 made.between.inherit(self.steps[min(larger, key=math.prod)].between)
+            if sizes in self.steps:
+                self.past += self.steps[sizes].calls
             self.steps[sizes] = made
             if len(self.steps) > _KEPT:
                 self.past += self.steps.popitem(last=False)[1].calls
@@ -170,13 +172,14 @@ class Varying:
 
     def _is_alone(self, sizes: Sizes, at: Sizes) -> bool:
         """Whether these sizes get a step that runs no others, and can be divided, rather than the one at `at`: for the
-        smallest peak, where that has no plan, or once it has cost as much time as making steps does."""
-        if at not in self.steps:
-            return self.divides and self._above(sizes) in self.refused
-        step = self.steps[at]
+        smallest peak, where that has no plan or not even room for its largest call, or once it has cost as much time as
+        making steps does."""
+        if at not in self.steps and self.divides and self._above(sizes) in self.refused:
+            return True
+        step = self._used(at)
         if not step.divides_alone:
             return False
-        if self._is_refused(at, step):
+        if self._is_refused(at, step) or not step.may_fit():
             return True
         alone = [one for one in self.steps.values() if not one.joint.sizes]
         if any(one.made and one.made[-1].split == WHOLE for one in alone):

@@ -163,7 +163,8 @@ pub fn plan(arguments: &Arguments) -> Result<ExitCode> {
             let error = match parts {
                 Parts::WHOLE => error,
                 parts => {
-                    error.context(format!("in {} chunks, as with --split {parts}", parts.chunks))
+                    let chunks = chunks_of(&graph);
+                    error.context(format!("in {chunks} chunks, as with --split {parts}"))
                 }
             };
             return match more {

@@ -27,11 +27,21 @@ pub struct Along {
     pub arguments: Vec<Option<Span>>,
     /// The outputs.
     pub outputs: Vec<Piece>,
-    /// Numbers of rows among the arguments: the argument, the item if it is a list, and how many
-    /// items together.
-    pub literals: Vec<(usize, Option<usize>, usize)>,
+    /// Numbers of rows among the arguments.
+    pub literals: Vec<Literal>,
     /// How it is written for some rows.
     pub form: Written,
+}
+
+/// A number of rows among the arguments of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Literal {
+    /// The argument.
+    argument: usize,
+    /// The item, if that is a list, and how many items together say how many rows there are.
+    items: Option<(usize, usize)>,
+    /// How many indices each row has there.
+    each: u64,
 }
 
 /// How a call is written for some rows.
@@ -90,16 +100,16 @@ impl Along {
             .find_map(|(span, argument)| Some(((*span)?, *argument.values().first()?)));
         let Some((span, value)) = of_rows.filter(|(span, _)| span.dims > 1) else { return Ok(()) };
         let shape = &graph.values()[value].tensor.shape;
-        let parameters =
-            node.operator.map_or(&[][..], |operator| operator.row().signature.positional);
-        for (parameter, argument) in parameters.iter().zip(args) {
-            if parameter.name == "dim" {
-                let why = "names a dimension of its rows";
-                renumber(argument, span, shape)
-                    .ok_or(SplitError::Unsuited { node: node.name.clone(), why })?;
+        let place = match node.operator {
+            Some(operator) => {
+                let mut parameters = operator.row().signature.positional.iter();
+                parameters.position(|parameter| parameter.name == "dim")
             }
-        }
-        Ok(())
+            None => foreign_dimension(node),
+        };
+        let Some(argument) = place.and_then(|place| args.get_mut(place)) else { return Ok(()) };
+        let why = "names a dimension of its rows";
+        renumber(argument, span, shape).ok_or(SplitError::Unsuited { node: node.name.clone(), why })
     }
 }
 
@@ -130,6 +140,26 @@ fn renumber(argument: &mut Argument, span: Span, shape: &[u64]) -> Option<()> {
         _ => {}
     }
     Some(())
+}
+
+/// The argument with which a call of an operator that is not in the table names a dimension, or
+/// some, if that is known: its other whole numbers name none.
+fn foreign_dimension(node: &Node) -> Option<usize> {
+    Some(match &*node.op {
+        "aten._safe_softmax.default"
+        | "aten.amin.default"
+        | "aten.argmax.default"
+        | "aten.argmin.default"
+        | "aten.index_select.default"
+        | "aten.logsumexp.default"
+        | "aten.max.dim"
+        | "aten.min.dim"
+        | "aten.scatter.src"
+        | "aten.scatter_add.default"
+        | "aten.sort.default" => 1,
+        "aten.topk.default" => 2,
+        _ => return None,
+    })
 }
 
 /// Whether it shows a matrix as its transpose, which the table knows as a permutation.
@@ -201,10 +231,11 @@ impl Call<'_> {
             });
         }
         let made = outputs.iter().find_map(|piece| match piece {
-            Piece::Rows(span) => Some(span.dims),
+            Piece::Rows(span) => Some(*span),
             _ => None,
         });
-        let literals = literals(&chosen, made.unwrap_or(1))?;
+        let counted = made.or_else(|| arguments.iter().copied().flatten().next());
+        let literals = literals(&chosen, counted?)?;
         let along = Along { arguments, outputs, literals, form: Written::Call };
         self.can_be_flat(&along).then_some(along)
     }
@@ -251,7 +282,10 @@ impl Call<'_> {
         if spans.chain(made).all(|span| span.dims == 1) {
             return true;
         }
-        let is_rows = |index: usize| along.literals.iter().any(|&(argument, ..)| argument == index);
+        let is_rows = |index: usize| along.literals.iter().any(|literal| literal.argument == index);
+        if foreign_dimension(self.node).is_some() {
+            return true;
+        }
         let Some(operator) = self.node.operator else {
             // Dimensions may be among its whole numbers; which, is not known.
             let mut args = self.node.args.iter().enumerate();
@@ -285,15 +319,15 @@ fn dims_of(alongs: impl Iterator<Item = Option<OfAxis>>) -> Option<Option<Vec<us
     alongs.into_iter().map(dim).collect::<Option<Vec<usize>>>().map(Some)
 }
 
-/// The numbers of rows among the arguments of a call whose outputs have their rows along `dims`
-/// dimensions.
-fn literals(chosen: &[&Axis], dims: usize) -> Option<Vec<(usize, Option<usize>, usize)>> {
+/// The numbers of rows among the arguments of a call that has its rows along `span`.
+fn literals(chosen: &[&Axis], span: Span) -> Option<Vec<Literal>> {
     let mut all = chosen.iter().flat_map(|axis| &axis.literals);
     if all.clone().any(|literal| literal.extent != Linear::ONE) {
         return None;
     }
-    if dims == 1 {
-        return Some(all.map(|literal| (literal.argument, literal.item, 1)).collect());
+    let literal = |argument, items| Literal { argument, items, each: span.each };
+    if span.dims == 1 {
+        return Some(all.map(|it| literal(it.argument, it.item.map(|item| (item, 1)))).collect());
     }
     let Some(first) = all.next() else { return Some(Vec::new()) };
     let (argument, item) = (first.argument, first.item?);
@@ -304,16 +338,18 @@ fn literals(chosen: &[&Axis], dims: usize) -> Option<Vec<(usize, Option<usize>, 
         }
         count += 1;
     }
-    (count == dims).then(|| vec![(argument, Some(item), count)])
+    (count == span.dims).then(|| vec![literal(argument, Some((item, count)))])
 }
 
-/// An argument with a number of rows in place of what is there.
-pub fn with_rows(argument: &mut Argument, item: Option<usize>, count: usize, rows: u64) {
-    let rows = Argument::Int(rows.cast_signed());
-    match (argument, item) {
-        (Argument::List(items), Some(item)) => {
-            items.splice(item..item + count, [rows]);
+impl Literal {
+    /// Writes it among these arguments for as many rows.
+    pub fn write(self, args: &mut [Argument], rows: u64) {
+        let count = Argument::Int((rows * self.each).cast_signed());
+        match (&mut args[self.argument], self.items) {
+            (Argument::List(items), Some((item, together))) => {
+                items.splice(item..item + together, [count]);
+            }
+            (argument, _) => *argument = count,
         }
-        (argument, _) => *argument = rows,
     }
 }

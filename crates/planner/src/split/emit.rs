@@ -10,13 +10,13 @@ use std::collections::{HashMap, HashSet};
 use cranelift_entity::SecondaryMap;
 
 use crate::graph::{Graph, Node};
-use crate::id::{NodeId, ValueId};
+use crate::id::{NodeId, StorageId, ValueId};
 use crate::operator::{Operator, Output};
 use crate::split::SplitError;
-use crate::split::along::{Along, Piece, Written, is_transposed, with_rows};
+use crate::split::along::{Along, Piece, Written, is_transposed};
 use crate::split::region::Region;
 use crate::split::span::Span;
-use crate::split::writer::{Call, Writer};
+use crate::split::writer::{Call, Writer, sizes};
 use crate::tensor::Argument;
 use crate::units::Flops;
 
@@ -84,6 +84,13 @@ impl<'a> Emitter<'a> {
             kept: HashMap::new(),
             sides,
         }
+    }
+
+    /// Whether something wide exists for some rows at a time: others read none of it.
+    pub fn saves(&self) -> bool {
+        let storage = |value: &ValueId| self.graph.values()[*value].storage;
+        let left: HashSet<StorageId> = self.leaving.iter().map(storage).collect();
+        !self.region.wide.iter().all(|value| left.contains(&storage(value)))
     }
 
     /// The step in chunks between these borders.
@@ -238,8 +245,8 @@ impl<'a> Emitter<'a> {
             args.push(argument.renamed(&|value| stands[&value]));
         }
         along.renumber(self.graph, node, &mut args)?;
-        for &(argument, item, count) in &along.literals {
-            with_rows(&mut args[argument], item, count, chunk.end - chunk.first);
+        for literal in &along.literals {
+            literal.write(&mut args, chunk.end - chunk.first);
         }
         Ok(args)
     }
@@ -295,8 +302,8 @@ impl<'a> Emitter<'a> {
         let args = vec![
             Argument::Value(whole),
             number(span.first as u64),
-            number(chunk.first),
-            number(chunk.end),
+            number(chunk.first * span.each),
+            number(chunk.end * span.each),
         ];
         let name = format!("{}{of}.chunk{}", self.name_of(value), chunk.number);
         let made = self.writer.first(Call::new(name, "aten.slice.Tensor", args, reader))?;
@@ -356,9 +363,4 @@ fn is_view(graph: &Graph, node: &Node) -> bool {
     let storage = |value: ValueId| graph.values()[value].storage;
     let mut outputs = node.outputs.iter().flatten();
     outputs.any(|&output| node.inputs.iter().any(|&input| storage(input) == storage(output)))
-}
-
-/// Extents as an argument.
-fn sizes(shape: &[u64]) -> Argument {
-    Argument::List(shape.iter().map(|&extent| Argument::Int(extent.cast_signed())).collect())
 }

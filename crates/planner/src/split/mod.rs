@@ -5,11 +5,14 @@
 //! each row. The gradient of a table that is looked up in is computed by columns.
 //!
 //! In an engine whose products sum blocks of [`BLOCK`] rows, borders between chunks are borders of
-//! blocks, so that nothing changes a bit. Elsewhere chunks may be finer, and are tried first.
+//! blocks, so that nothing changes a bit. Elsewhere chunks may be finer, and are tried first. Where
+//! a call needs other rows of its sequence, chunks have whole sequences; then totals change bits.
 
 mod along;
+mod choice;
 mod emit;
 mod error;
+mod growth;
 mod loss;
 mod region;
 mod span;
@@ -20,7 +23,7 @@ pub use error::{NotParts, SplitError};
 use std::fmt;
 use std::str::FromStr;
 
-use crate::graph::Graph;
+use crate::graph::{Graph, Node};
 use crate::operator::Operator;
 use crate::split::emit::Emitter;
 use crate::split::region::Region;
@@ -28,8 +31,9 @@ use crate::split::region::Region;
 /// Borders between chunks are multiples of this many rows, of which there are more; the engine's
 /// products sum as many at once.
 pub const BLOCK: u64 = 256;
-/// Borders between chunks are multiples of this many rows where products sum otherwise.
-pub const FINE: u64 = 16;
+/// Borders between chunks are multiples of this many rows where products sum otherwise: of
+/// tensors with any number of columns, chunks are whole vectors.
+pub const FINE: u64 = 64;
 /// The most chunks that can be asked for.
 const MOST: u64 = 1 << 10;
 /// What says on the command line that sums are totals.
@@ -113,21 +117,26 @@ pub fn split_at(graph: &Graph, parts: Parts, block: u64) -> Result<Graph, SplitE
 /// The step with the largest part that can be divided by rows.
 fn by_rows(graph: &Graph, parts: Parts, block: u64) -> Result<Graph, SplitError> {
     let graph = loss::picked(graph)?;
-    Region::first(&graph, parts.sums, |region| written(&graph, region, parts.chunks, block))
+    choice::first(&graph, parts.sums, |region| written(&graph, region, parts.chunks, block))
 }
 
 /// The step with a part in chunks.
 fn written(graph: &Graph, region: &Region, chunks: u64, block: u64) -> Result<Graph, SplitError> {
-    let borders = borders(region.rows, chunks, block);
+    let borders = borders(region.rows, chunks, block, region.each);
     if borders.len() <= 2 {
-        return Err(SplitError::Few { rows: region.rows });
+        return Err(SplitError::Few { rows: region.rows * region.each });
     }
-    Emitter::new(graph, region).split(&borders)
+    let emitter = Emitter::new(graph, region);
+    if !emitter.saves() {
+        let node = graph.nodes()[region.product].name.clone();
+        return Err(SplitError::Unsuited { node, why: "makes rows that others need all of" });
+    }
+    emitter.split(&borders)
 }
 
 /// The step with the gradient of its largest table by columns, if that can be divided.
 fn by_columns(graph: &Graph, chunks: u64) -> Option<Graph> {
-    let region = Region::of_table(graph)?;
+    let region = choice::of_table(graph)?;
     let each = region.rows.div_ceil(chunks).next_multiple_of(COLUMNS);
     let mut borders: Vec<u64> = (0..region.rows.div_ceil(each)).map(|chunk| chunk * each).collect();
     borders.push(region.rows);
@@ -141,7 +150,7 @@ fn by_columns(graph: &Graph, chunks: u64) -> Option<Graph> {
 /// sums over rows, as of the gradient of a bias, may not be totals.
 pub fn keeps_bits(graph: &Graph, parts: Parts) -> bool {
     let sums_products = |graph: Graph| {
-        Region::first(&graph, parts.sums, |region| {
+        choice::first(&graph, parts.sums, |region| {
             written(&graph, region, parts.chunks, BLOCK)?;
             Ok(region.sums_products(&graph))
         })
@@ -157,22 +166,28 @@ pub fn chunks_of(divided: &Graph) -> u64 {
     of_forward_pass.filter_map(|node| number(&node.name)).max().map_or(1, |last| last + 1)
 }
 
-/// The name of the product of which a step that [`split`] made has some rows at a time, if any.
+/// The name of the call, a product if there is one, of which a step that [`split`] made has some
+/// rows at a time, if any.
 pub fn divided_at(divided: &Graph) -> Option<&str> {
-    let mut products = divided.nodes().values().filter(|node| {
-        node.phase.is_forward() && matches!(node.operator, Some(Operator::Mm | Operator::Addmm))
-    });
-    products.find_map(|node| node.name.strip_suffix(".chunk0"))
+    let is_product = |node: &Node| matches!(node.operator, Some(Operator::Mm | Operator::Addmm));
+    let made = |node: &Node| node.phase.is_forward() && node.op != "aten.slice.Tensor";
+    let calls = divided.nodes().values().filter(|node| made(node));
+    let mut first = calls.filter_map(|node| Some((node, node.name.strip_suffix(".chunk0")?)));
+    let product = first.clone().find(|(node, _)| is_product(node));
+    product.or_else(|| first.next()).map(|(_, name)| name)
 }
 
-/// Where chunks begin, and where the last one ends.
-fn borders(rows: u64, chunks: u64, block: u64) -> Vec<u64> {
+/// Where chunks begin, and where the last one ends. If a row is several rows of the product, as a
+/// sequence is, chunks may begin with any.
+fn borders(rows: u64, chunks: u64, block: u64, rows_each: u64) -> Vec<u64> {
+    let block = if rows_each > 1 { 1 } else { block };
+    let least = LEAST.div_ceil(rows_each);
     let mut each = rows.div_ceil(chunks.max(1)).max(1).next_multiple_of(block);
-    if chunks > 1 && each > block && rows < each + LEAST {
+    if chunks > 1 && each > block && rows < each + least {
         each -= block;
     }
     let mut borders: Vec<u64> = (0..rows.div_ceil(each)).map(|chunk| chunk * each).collect();
-    if borders.len() > 1 && borders.last().is_some_and(|last| rows - last < LEAST) {
+    if borders.len() > 1 && borders.last().is_some_and(|last| rows - last < least) {
         borders.pop();
     }
     borders.push(rows);
@@ -195,9 +210,12 @@ mod tests {
 
     #[test]
     fn chunks_end_at_blocks_and_none_is_small() {
-        assert_eq!(super::borders(100, 3, FINE), [0, 48, 100]);
-        assert_eq!(super::borders(257, 2, FINE), [0, 144, 257]);
-        let borders = |rows, chunks| super::borders(rows, chunks, BLOCK);
+        assert_eq!(super::borders(200, 3, FINE, 1), [0, 128, 200]);
+        assert_eq!(super::borders(257, 2, FINE, 1), [0, 192, 257]);
+        assert_eq!(super::borders(9, 4, BLOCK, 128), [0, 3, 6, 9]);
+        assert_eq!(super::borders(9, 16, FINE, 100), (0..=9).collect::<Vec<_>>());
+        assert_eq!(super::borders(9, 16, FINE, 10), [0, 1, 2, 3, 4, 5, 6, 7, 9]);
+        let borders = |rows, chunks| super::borders(rows, chunks, BLOCK, 1);
         assert_eq!(borders(2048, 4), [0, 512, 1024, 1536, 2048]);
         assert_eq!(borders(2048, 100), (0..=8).map(|block| block * 256).collect::<Vec<_>>());
         assert_eq!(borders(1000, 2), [0, 512, 1000]);

@@ -354,6 +354,11 @@ pub const EMPTY: &str = "aten.empty.memory_format";
 /// Puts a part into a tensor.
 pub const SLICE_SCATTER: &str = "aten.slice_scatter.default";
 
+/// Extents as an argument.
+pub fn sizes(shape: &[u64]) -> Argument {
+    Argument::List(shape.iter().map(|&extent| Argument::Int(extent.cast_signed())).collect())
+}
+
 /// A call of an operator that is not in the table.
 pub fn unknown(node: &Node) -> SplitError {
     SplitError::Unsuited { node: node.name.clone(), why: "calls an operator that is not known" }

@@ -8,6 +8,7 @@ use crate::operator::axes::images::{
     batch_norm, batch_norm_gradient, convolution, convolution_gradient, group_norm,
     group_norm_gradient, padded, pooled, pooled_gradient, shuffled, upsampled_gradient,
 };
+use crate::operator::axes::layer::{loss, loss_gradient};
 use crate::operator::axes::reduction::{norm, normalised, through};
 use crate::operator::axes::slices::{patched_index, selected_gradient, sliced_gradient};
 use crate::operator::axes::strided::{made_sized, made_strided, restrided_over};
@@ -28,11 +29,10 @@ pub fn rule(name: &str) -> Option<Axes> {
     }
     Some(match name {
         "aten.bernoulli.p" | "aten.rand_like.default" | "aten.randn_like.default" => drawn::<1>,
-        "aten.empty_permuted.default"
-        | "aten.ones.default"
-        | "aten.rand.default"
-        | "aten.randn.default"
-        | "aten.zeros.default" => undivided_size,
+        "aten.ones.default" | "aten.zeros.default" => sized,
+        "aten.empty_permuted.default" | "aten.rand.default" | "aten.randn.default" => {
+            undivided_size
+        }
         "aten.new_empty_strided.default" => made_strided,
         "aten.new_empty.default"
         | "aten.new_full.default"
@@ -92,6 +92,8 @@ pub fn rule(name: &str) -> Option<Axes> {
         "aten.stack.default" => stacked,
         "aten.unbind.int" => unbound,
         "aten.index_add.default" => added_at,
+        "aten.nll_loss2d_forward.default" => loss,
+        "aten.nll_loss2d_backward.default" => loss_gradient,
         "aten.mse_loss.default"
         | "aten.smooth_l1_loss.default"
         | "aten.huber_loss.default"

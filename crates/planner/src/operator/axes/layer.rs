@@ -117,30 +117,43 @@ pub fn layer_norm_gradient(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> 
 const EACH_ROW: i64 = 0;
 const MEAN: i64 = 1;
 
-/// `nll_loss_forward(x, targets, weight, reduction, …)`: rows, which a mean needs whole.
-pub fn loss(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
-    let (x, reduction) = (call.tensor(0)?, call.integer(3, "reduction")?);
-    let &[extent, classes] = &x.shape[..] else { return Ok(Vec::new()) };
-    let arguments = [Some(0), Some(0), None, None, None];
-    let of_rows = match reduction {
-        MEAN => undivided(extent, &arguments, &[Part::Whole, Part::Whole]),
-        EACH_ROW => axis(extent, &arguments, &[rows(0), Part::Terms]),
-        _ => axis(extent, &arguments, &[Part::Terms, Part::Terms]),
-    };
-    let weight = call.optional_tensor(2).map(|_| 0);
-    let arguments = [Some(1), None, weight];
-    Ok(long([of_rows, undivided(classes, &arguments, &[Part::Whole, Part::Whole])]))
+/// The dimensions of scores, whose classes are dimension 1, along those of their targets.
+fn of_targets(shape: &[u64]) -> impl Iterator<Item = (usize, usize)> {
+    (0..shape.len()).filter(|&dim| dim != 1).map(|dim| (dim, dim - usize::from(dim > 1)))
 }
 
-/// `nll_loss_backward(gradient, x, targets, weight, reduction, ignored, total weight)`: rows.
+/// `nll_loss_forward(x, targets, weight, reduction, …)`, and that of images: rows, which a mean
+/// needs whole.
+pub fn loss(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
+    let (x, reduction) = (call.tensor(0)?, call.integer(3, "reduction")?);
+    let Some(&classes) = x.shape.get(1) else { return Ok(Vec::new()) };
+    let of_rows = of_targets(&x.shape).map(|(dim, of_target)| {
+        let (extent, arguments) = (x.shape[dim], [Some(dim), Some(of_target), None, None, None]);
+        match reduction {
+            MEAN => undivided(extent, &arguments, &[Part::Whole, Part::Whole]),
+            EACH_ROW => axis(extent, &arguments, &[rows(of_target), Part::Terms]),
+            _ => axis(extent, &arguments, &[Part::Terms, Part::Terms]),
+        }
+    });
+    let weight = call.optional_tensor(2).map(|_| 0);
+    let arguments = [Some(1), None, weight];
+    let of_classes = undivided(classes, &arguments, &[Part::Whole, Part::Whole]);
+    Ok(long(of_rows.chain([of_classes])))
+}
+
+/// `nll_loss_backward(gradient, x, targets, weight, reduction, ignored, total weight)`, and that of
+/// images: rows.
 pub fn loss_gradient(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
     let (x, reduction) = (call.tensor(1)?, call.integer(4, "reduction")?);
-    let &[extent, classes] = &x.shape[..] else { return Ok(Vec::new()) };
-    let gradient = (reduction == EACH_ROW).then_some(0);
-    let arguments = [gradient, Some(0), Some(0), None, None, None, None];
-    let of_rows = axis(extent, &arguments, &[rows(0)]);
+    let Some(&classes) = x.shape.get(1) else { return Ok(Vec::new()) };
+    let of_rows = of_targets(&x.shape).map(|(dim, of_target)| {
+        let gradient = (reduction == EACH_ROW).then_some(of_target);
+        let arguments = [gradient, Some(dim), Some(of_target), None, None, None, None];
+        axis(x.shape[dim], &arguments, &[rows(dim)])
+    });
     let weight = call.optional_tensor(3).map(|_| 0);
-    Ok(long([of_rows, undivided(classes, &[None, Some(1), None, weight], &[rows(1)])]))
+    let of_classes = undivided(classes, &[None, Some(1), None, weight], &[rows(1)]);
+    Ok(long(of_rows.chain([of_classes])))
 }
 
 /// The dimension of a mask, if there is one, along dimension `dim` of the scores of all batches and

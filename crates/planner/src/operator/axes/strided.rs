@@ -2,7 +2,7 @@
 //! dimension, since the strides of all others are numbers that do not depend on its extent.
 
 use crate::operator::axes::view::{Factor, factors};
-use crate::operator::axes::{Axis, Literal, Part, long, rows, undivided};
+use crate::operator::axes::{Axis, Literal, Part, axis, long, rows, undivided};
 use crate::operator::call::{TypedCall, Unsuited};
 
 /// A shape and strides among the arguments.
@@ -96,7 +96,7 @@ pub fn made_sized(call: &TypedCall<'_>) -> Result<Vec<Axis>, Unsuited> {
     let size = call.integers(1, "size")?;
     let made = size.iter().enumerate().map(|(dim, &extent)| {
         let extent = u64::try_from(extent).unwrap_or(0);
-        let made = undivided(extent, &vec![None; call.args.len()], &[rows(dim)]);
+        let made = axis(extent, &vec![None; call.args.len()], &[rows(dim)]);
         Axis { literals: vec![Literal::item(1, dim)], ..made }
     });
     Ok(ignored(call)?.into_iter().chain(long(made)).collect())

@@ -5,8 +5,8 @@
 use crate::graph::Node;
 use crate::id::{NodeId, ValueId};
 use crate::split::SplitError;
-use crate::split::emit::{Chunk, Emitter, sizes};
-use crate::split::writer::{Call, EMPTY, SLICE_SCATTER};
+use crate::split::emit::{Chunk, Emitter};
+use crate::split::writer::{Call, EMPTY, SLICE_SCATTER, sizes};
 use crate::tensor::{Argument, DType};
 
 const TO_COPY: &str = "aten._to_copy.default";
@@ -65,12 +65,13 @@ impl Emitter<'_> {
         chunk: &Chunk,
     ) -> Result<ValueId, SplitError> {
         let number = |number: u64| Argument::Int(number.cast_signed());
+        let span = self.region.spans[&value];
         let args = vec![
             Argument::Value(whole),
             Argument::Value(part),
-            number(self.region.spans[&value].first as u64),
-            number(chunk.first),
-            number(chunk.end),
+            number(span.first as u64),
+            number(chunk.first * span.each),
+            number(chunk.end * span.each),
         ];
         let name = format!("{}.into.chunk{}", self.name_of(value), chunk.number);
         self.writer.first(Call::new(name, SLICE_SCATTER, args, node).over(whole))
