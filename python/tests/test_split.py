@@ -249,7 +249,7 @@ def plain(model, loss, optimizer):
 
 
 @pytest.mark.parametrize("dtype", cases(torch.float32, torch.bfloat16, full=[]))
-@pytest.mark.parametrize("loss", cases("mean", full=["smooth", "capped", "padded"]))
+@pytest.mark.parametrize("loss", cases("mean", "preferred", full=["smooth", "capped", "padded", "shifted"]))
 def test_a_step_in_chunks_trains_as_the_plain_loop_does(loss, dtype):
     models, found = [], []
     for split in (None, 2, "auto"):

@@ -95,8 +95,8 @@ def pareto(
     iterations: int | None = None,
     seed: int = 1,
 ) -> list[dict[str, Any]]:
-    """What each of several budgets costs, the largest first, as `tightfit pareto --json` prints it. The limits of the
-    search apply to each point."""
+    """What each of several budgets costs, the largest first, as `tightfit pareto --split off --json` prints it. The
+    limits of the search apply to each point."""
     return json.loads(
         asked(
             _native.pareto, graph, points=points, machine=machine, threads=threads, planner=planner, deadline=deadline,

@@ -32,6 +32,8 @@ WHOLE = "off"
 EQUAL = "equal"
 # The most chunks, in which a step holds the least, and others that are tried where so few rows have other bits.
 _MOST, _FEWER = "16", ("8", "4", "2")
+# One that changes bits, and holds less.
+_TOTALS = "16:totals"
 # Products, whose inner sums may be shared out among threads if their rows are few.
 _PRODUCTS = {"aten.mm.default", "aten.addmm.default", "aten.bmm.default"}
 # Calls that compute each row by itself, or nothing.
@@ -69,7 +71,7 @@ class Division:
         self.now = WHOLE
         self.device = device
         self._is_settled = self.ways == (WHOLE,)
-        # Whether ways are left out that change bits.
+        # Whether ways are left out that change bits, and the step has one.
         self.has_others = EQUAL in ways
         # The way that changes no bit, once it was looked for.
         self._equal: list[str] = []
@@ -148,7 +150,7 @@ class Division:
                     warnings.warn(f"split={way!r} is not done in {self.step}, which is planned as it is: {error}",
                                   RuntimeWarning, stacklevel=2)
         self.ways = tuple(found) or (WHOLE,)
-        self.has_others = self.has_others and EQUAL in found
+        self.has_others = self.has_others and _is_divisible(graph, _TOTALS)
 
     def _equal_ways(self, whole: Callable[[], dict[str, Any]]) -> list[str]:
         """The most chunks that change no bit, if any do not."""
@@ -175,6 +177,13 @@ def divided(whole: dict[str, Any], way: str) -> dict[str, Any]:
         return json.loads(asked(_native.split_graph, json.dumps(whole).encode(), way))
     except OptionError as error:
         raise Indivisible(str(error)) from None
+
+
+def _is_divisible(whole: dict[str, Any], way: str) -> bool:
+    try:
+        return bool(divided(whole, way))
+    except Indivisible:
+        return False
 
 
 def equal_way(whole: dict[str, Any], device: torch.device) -> tuple[str | None, int]:

@@ -96,7 +96,8 @@ impl<'a> Step<'a> {
             (self.graph.values()[logits].tensor.shape[0], self.sequences(logits));
         let mut nodes = self.graph.nodes().iter();
         let backward = nodes.find(|(_, node)| node.phase == Phase::Backward).map(|(id, _)| id);
-        let apart = backward.filter(|_| self.border.is_none());
+        // A barrier between the passes is the first call of the backward pass.
+        let apart = backward.filter(|first| self.border != Some(*first));
         let form = |rows, border| Some(Form { rows: rows?, border });
         let forms = [
             form(sequences, self.border),
