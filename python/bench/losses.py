@@ -314,7 +314,8 @@ def sufficing(case: outside.Case) -> dict[str, Any]:
         if case.pairs:
             raise package.CompileError("the model is called twice")
         with case.cast():
-            plan = package.plan(Whole(model, loss), (inputs, targets), "min", optimizer=optimizer)
+            # A loss outside of the model is not in chunks.
+            plan = package.plan(Whole(model, loss), (inputs, targets), "min", optimizer=optimizer, split="off")
         return {"bytes": plan.peak - _bytes(_networks(loss)) + beside, "by": "captured", "as_it_is": as_it_is}
     except package.CompileError as error:
         torch._dynamo.reset()

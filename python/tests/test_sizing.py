@@ -62,6 +62,25 @@ def runs(model: nn.Module, batch: dict, budget: int) -> bool:
     return all(plan.peak <= budget for plan in tightfit.plans(model))
 
 
+class Said(nn.Module):
+    """Words whose logits are larger than all else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(2000, 16), nn.Linear(16, 2000)
+
+    def forward(self, words):
+        return functional.cross_entropy(self.head(self.embedding(words)).flatten(0, 1), words.flatten())
+
+
+def test_more_rows_fit_in_chunks():
+    torch.manual_seed(0)
+    batch = {"words": torch.randint(2000, (8, 64))}
+    most = {split: tightfit.largest(Said(), batch, 16 << 20, machine="a100-80gb", split=split, deadline=0.05).size
+            for split in ("off", "auto", "16:totals")}
+    assert 1.5 * most["off"] < most["auto"] < most["16:totals"]
+
+
 @pytest.mark.parametrize(("kind", "batch", "budget"), [(Words, words, 3 << 20), (Pixels, pixels, 5 << 20)])
 def test_the_largest_batch_trains_and_the_next_one_does_not(kind, batch, budget, recwarn):
     torch.manual_seed(0)

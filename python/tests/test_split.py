@@ -365,6 +365,24 @@ def test_a_compiled_loop_in_chunks_has_the_bits_of_the_plain_one(loss, way):
     assert all(map(torch.equal, whole, expected))
 
 
+@pytest.mark.parametrize("loss", [
+    lambda logits, targets: functional.cross_entropy(logits.transpose(1, 2), targets) + logits[:, :-1].square().sum((1, 2)).sqrt().mean(),
+    lambda logits, targets: -(functional.softmax(logits.transpose(1, 2), 1).gather(1, targets.clamp(min=0).unsqueeze(1)) + 1e-6).log().mean(),
+])
+def test_what_threads_share_is_not_divided(loss):
+    """A sum that ends in one number, and a softmax along the middle."""
+    torch.set_num_threads(2)
+    found = []
+    for is_planned in (True, False):
+        torch.manual_seed(1)
+        model = Words(biased=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step = tightfit.step(model, loss, optimizer, budget="min") if is_planned else plain(model, loss, optimizer)
+        found.append(trained(model, step, 2))
+        assert not is_planned or step.plans[-1].split is None
+    assert all(map(torch.equal, *found))
+
+
 @pytest.mark.parametrize("share", cases(0.6, full=[0.55, 0.65, 0.7]))
 def test_logits_that_are_let_go_are_not_held(share):
     """Chunks of the logits lie among them, and some are saved for the backward pass."""

@@ -52,6 +52,9 @@ _ELEMENTS = {
     "logical_not", "logical_or", "lt", "masked_fill", "maximum", "minimum", "mul", "ne", "neg", "new_full", "new_ones",
     "new_zeros", "ones", "ones_like", "relu", "sign", "sqrt", "sub", "threshold_backward", "where", "zeros", "zeros_like",
 }
+# Sums, and what ends with one.
+_SUMS = {"logsumexp", "mean", "sum"}
+_SOFTMAX = {"_safe_softmax", "_softmax"}
 # Elements that loops take at once, at most: two vectors of numbers of 16 bits. Threads share loops over more than these.
 _VECTORS, _GRAIN = 64, 1 << 15
 _CHUNK = re.compile(r"(.+)\.chunk\d+")
@@ -196,7 +199,7 @@ def equal_way(whole: dict[str, Any], device: torch.device) -> tuple[str | None, 
         parts, chunks = values_of(graph), _products(graph)
         if not elements_stay(values, named, graph, parts, device):
             continue
-        keys = {name: f"{way} {Call.of(dict(named[name]), values).key}" for name in chunks}
+        keys = {name: f"{_shapes(found, parts)} {Call.of(dict(named[name]), values).key}" for name, found in chunks.items()}
         with torch.no_grad():
             for name in chunks:
                 if keys[name] not in kept.answers:
@@ -214,7 +217,7 @@ def equal_way(whole: dict[str, Any], device: torch.device) -> tuple[str | None, 
 
 
 class _Kept:
-    """Whether products of some rows have the bits of the whole, by way and call, as a file keeps it."""
+    """Whether products of some rows have the bits of the whole, by their shapes and that call, as a file keeps it."""
 
     def __init__(self, device: torch.device) -> None:
         self.name = cache.of_device("costs/bits", device)
@@ -241,13 +244,20 @@ def elements_stay(values: Mapping[int, Any], named: Mapping[str, Any], graph: Ma
     threads, counts = torch.get_num_threads(), {}
     for node in graph["nodes"]:
         chunk = _CHUNK.fullmatch(node["name"])
+        if chunk and threads > 1 and _is_shared(node, parts):
+            return False
         if chunk and chunk[1] in named and not _rounds_alike(node):
-            counts.setdefault(chunk[1], []).append(math.prod(parts[node["outputs"][0]["id"]].shape))
+            counts.setdefault(chunk[1], []).append(_elements(node, parts))
     for name, found in counts.items():
-        total = math.prod(values[named[name]["outputs"][0]["id"]].shape)
+        total = _elements(named[name], values)
         if any(count % _VECTORS for count in found[:-1]) or not all(_shared_in_vectors(count, threads) for count in (total, *found)):
             return False
     return True
+
+
+def _elements(node: Mapping[str, Any], values: Mapping[int, Any]) -> int:
+    """How many elements the largest output of a call has."""
+    return max((math.prod(values[output["id"]].shape) for output in node["outputs"] if output is not None), default=0)
 
 
 def _shared_in_vectors(count: int, threads: int) -> bool:
@@ -256,12 +266,26 @@ def _shared_in_vectors(count: int, threads: int) -> bool:
     return shares <= 1 or math.ceil(count / shares) % _VECTORS == 0
 
 
+def _is_shared(node: Mapping[str, Any], parts: Mapping[int, Any]) -> bool:
+    """Whether threads share a call of a chunk so that what they compute depends on how much there is: one sum of all that
+    is read, or a softmax over another dimension than the last."""
+    name = node["op"].split(".")[1]
+    if name in _SOFTMAX:
+        return node["args"][1] not in (-1, len(parts[node["outputs"][0]["id"]].shape) - 1)
+    return name in _SUMS and _elements(node, parts) == 1
+
+
 def _rounds_alike(node: Mapping[str, Any]) -> bool:
     """Whether a call computes each row by itself, or rounds each element once, however it is computed."""
     name = node["op"].split(".")[1]
     if name == "pow":
         return node["args"][1] == 2
     return name in _ROWS or (name in _ELEMENTS and not {"alpha", "rounding_mode"} & set(node.get("kwargs") or {}))
+
+
+def _shapes(chunks: Sequence[Mapping[str, Any]], parts: Mapping[int, Any]) -> list[tuple[int, ...]]:
+    """The shapes that the products of chunks make, each once."""
+    return sorted({tuple(parts[node["outputs"][0]["id"]].shape) for node in chunks})
 
 
 def _products(graph: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
@@ -284,7 +308,8 @@ class _Product:
         generator = torch.Generator(device).manual_seed(0)
         for tensor in self.given:
             if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
-                tensor.normal_(generator=generator)
+                # Some elements may be shown several times.
+                tensor.as_strided([tensor.untyped_storage().nbytes() // tensor.itemsize], [1], 0).normal_(generator=generator)
         self.shape = values[node["outputs"][0]["id"]].shape
         self.made = self.operator(*self.given)
         tensors = [*(tensor for tensor in self.given if isinstance(tensor, torch.Tensor)), self.made]

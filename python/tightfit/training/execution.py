@@ -33,7 +33,7 @@ from .costs import block, costed, libraries
 from .counting import Count, Tally, expired
 from .dividing import WHOLE, Division
 from .engine import waiting
-from .joint import Joint, alike_only, document, is_tensor, largest, largest_of
+from .joint import Joint, alike_only, document, is_tensor, largest, largest_in
 from .ledger import Ledger, Moment, Pending, storages
 from .loss import Loss
 from .nest import NONE, Demand, Range
@@ -532,7 +532,7 @@ class Step:
         division, whole = self.division, functools.partial(self._whole, accumulated, holds, arguments)
         plan = functools.partial(self._planned_so, accumulated, holds, room, beside, arguments, depth, grown)
         try:
-            return division.best(plan, lost, whole, is_smallest=room is None, excess=lambda graph: self._excess(largest_of(graph)))
+            return division.best(plan, lost, whole, is_smallest=room is None, excess=lambda graph: self._excess(largest_in(graph)))
         finally:
             self.measuring, division.most = max(self.measuring, division.most), 0
 

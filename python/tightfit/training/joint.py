@@ -480,7 +480,7 @@ def largest(joint: Joint) -> int:
     return sum(given.values()) + most
 
 
-def largest_of(graph: Mapping[str, Any]) -> int:
+def largest_in(graph: Mapping[str, Any]) -> int:
     """The same of a graph that was written."""
     stored = {value["id"]: value["storage"] for node in graph["nodes"] for value in node["outputs"] if value is not None}
     given = {stored[value["id"]] for node in graph["nodes"] if node["op"] == "placeholder" for value in node["outputs"]

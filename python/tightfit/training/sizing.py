@@ -2,14 +2,15 @@
 `tightfit.largest`.
 
 Invariant: the model is captured once, with one size that varies, and does not run. A size that fits has a plan for
-exactly that size, which was checked; of one that does not, it is said whether that is proven. No figure is scaled from
+exactly that size, in chunks or not, which was checked; of one that does not, it is said whether that is proven. No figure is scaled from
 another size: each is of a plan that was made.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,12 +26,14 @@ from .bracketing import Search, Tried
 from .budget import Budget, budget_of
 from .compiling import trains
 from .costs import costed
-from .joint import Joint, document
+from .dividing import Division, predicted
+from .execution import Plan, Step, lost
+from .joint import document, largest_in
 from .joint import largest as largest_call
 from .optimizer_state import state_bytes
-from .planned import Below, held
+from .planned import Below, Held, held
 from .ranges import Captured, Captures
-from .settings import planner_named, seconds, too_few
+from .settings import planner_named, seconds, settings, too_few
 from .studying import predicted_for, studied
 from .varying import Varying
 
@@ -88,7 +91,8 @@ _HEAD = ("size", "peak", "time of a step", "unplanned", "size per second", "call
 
 def largest(model: nn.Module, batch: Any, budget: int | str | Budget, *, optimizer: torch.optim.Optimizer | type | str | None = None,
             axis: str = "batch", machine: str | None = None, differentiable_outputs: bool = False,
-            loss_memory: int | str | None = None, deadline: float | str = _DEADLINE, planner: str = "auto") -> Largest:
+            loss_memory: int | str | None = None, deadline: float | str = _DEADLINE, planner: str = "auto",
+            split: int | str = "auto", bits: str = "equal") -> Largest:
     """The largest batch of `model` that trains within `budget`, and the one with the most samples per second, which may be
     smaller: recomputation takes time. The model does not run, and no memory runs out.
 
@@ -97,7 +101,8 @@ def largest(model: nn.Module, batch: Any, budget: int | str | Budget, *, optimiz
     each size that is tried has the graph that capturing it would give. Times and what operators take while they run are
     measured at that size, on the model's device, or predicted for a `machine`.
 
-    `optimizer`, `differentiable_outputs`, `loss_memory` and `planner` are those of `tightfit.compile`; gradients do not exist
+    `optimizer`, `differentiable_outputs`, `loss_memory`, `planner`, `split` and `bits` are those of `tightfit.compile`; on a
+    `machine`, chunks are taken to change no bit. Gradients do not exist
     when a step begins, and what the model returns is held until it ends: more fits in a loop that lets go of it before the
     backward pass, as `model(**batch).loss.backward()` does. Times are those of operators alone: of steps that take some
     milliseconds, a larger size than `fastest` is faster. `deadline` is for the search of each size. Raises
@@ -105,6 +110,7 @@ def largest(model: nn.Module, batch: Any, budget: int | str | Budget, *, optimiz
     constant of the size.
     """
     asked, limit, known = budget_of(budget), seconds(deadline), planner_named(planner)
+    ways = settings(planner=planner, split=split, bits=bits).ways
     room = asked.bytes
     if room is None:
         raise OptionError('budget="min" has no largest batch; give a number of bytes')
@@ -131,7 +137,8 @@ def largest(model: nn.Module, batch: Any, budget: int | str | Budget, *, optimiz
     if optimizer is not None:
         trains(optimizer, model)
         beside += state_bytes(optimizer, model.parameters())
-    question = _Asked(Captures(capture, first), room, beside, limit, known, machine, parameters=tuple(model.parameters()))
+    question = _Asked(Captures(capture, first), room, beside, limit, known, ways if machine is None else predicted(ways), machine,
+                      parameters=tuple(model.parameters()))
     return _found(Search(question.tried, room, first.grid(given)), given, axis, type(model).__name__)
 
 
@@ -166,7 +173,7 @@ def largest_of(backend: Backend, known: Mapping[str, int]) -> Largest:
     captured = Captured(backend, varying, symbols[axis], fixed=fixed)
     ran = sorted((step.joint.extent_along(_DIMENSIONS[axis]) for step in varying.steps.values()), reverse=True)
     question = _Asked(Captures(None, captured), room, sum(backend.ledger.others().values()), min(backend.settings.deadline, _DEADLINE),
-                      backend.settings.planner, accumulated=_accumulated(varying),
+                      backend.settings.planner, backend.settings.ways, accumulated=_accumulated(varying),
                       parameters=() if backend.model is None else tuple(backend.model.parameters()))
     # A call that failed has left a step of a size that the model does not take.
     given = next((size for size in ran if question.captures.step(size) is not None), ran[0])
@@ -203,14 +210,15 @@ def _found(search: Search, given: int, axis: str, name: str) -> Largest:
 @dataclass(frozen=True)
 class _Asked:
     """What is asked of each size: a plan within `room` bytes, of which `beside` are held by others, by the `planner` within
-    `deadline` seconds, with times that are measured or predicted for the `machine`. Gradients of the `accumulated` arguments
-    exist when a step begins. `parameters` are read between measurements."""
+    `deadline` seconds, in one of these `ways`, with times that are measured or predicted for the `machine`. Gradients of the
+    `accumulated` arguments exist when a step begins. `parameters` are read between measurements."""
 
     captures: Captures
     room: int
     beside: int
     deadline: float
     planner: str
+    ways: tuple[str, ...]
     machine: str | None = None
     accumulated: frozenset[int] = frozenset()
     parameters: tuple[torch.Tensor, ...] = ()
@@ -223,21 +231,38 @@ class _Asked:
             return None
         step, unread = found
         beside = self.beside + step.outside + step.reserve + unread
+        room = max(self.room - beside, 1)
+        whole = document(step.joint, step.name, accumulated=self.accumulated, between=step.loss.memory.between)
         # A call's results may lie where its inputs were.
-        if (needed := largest_call(step.joint) // 2 + beside) > self.room:
-            return Tried(size, needed=needed)
-        graph = document(step.joint, step.name, accumulated=self.accumulated, between=step.loss.memory.between)
+        least = largest_call(step.joint) // 2
+        division = Division(self.ways, step.device)
+        if least > room and not division.has_any(lambda: whole):
+            return Tried(size, needed=least + beside)
+        search = functools.cache(lambda way: self._search(step, division.graph(whole), way, room))
+        limit = _PATIENT * self.deadline if is_patient else self.deadline
+
+        def planned() -> Plan:
+            return Plan(search(division.now)(room, limit), None, self.accumulated, True, beside, budget=self.room)
+
+        try:
+            best = division.best(planned, lost, lambda: whole, is_smallest=False, excess=lambda graph: largest_in(graph) // 2 - room)
+        except InfeasibleBudget as error:
+            smallest = None if error.smallest == math.inf else error.smallest + beside
+            return Tried(size, needed=error.needed + beside, smallest=smallest)
+        plan = best.held
+        smallest = min(search(best.split)(None, min(self.deadline, _BRIEF)).peak, plan.peak) + beside if is_near else None
+        return Tried(size, plan.peak + beside, 0, smallest, plan.seconds, plan.unplanned_seconds, plan.bound_seconds,
+                     plan.recomputed, size / plan.seconds)
+
+    def _search(self, step: Step, graph: dict[str, Any], way: str, room: int) -> Callable[[int | None, float], Held]:
+        """The search for a plan of a step that is divided in this way, within given bytes and seconds. Raises
+        `InfeasibleBudget` if there can be none within `room` bytes: then nothing is measured."""
+        if (least := largest_in(graph) // 2) > room:
+            raise InfeasibleBudget(f"one call of {way!r} needs {least} bytes", budget=room, needed=least, smallest=math.inf)
         if self.machine is None:
             graph = costed(graph, step.device, parameters=self.parameters).document
         below = None if step.tier is None else Below(step.tier.size, *step.tier.rates)
-        search = functools.partial(held, graph, machine=self.machine, below=below, planner=self.planner)
-        try:
-            plan = search(max(self.room - beside, 1), _PATIENT * self.deadline if is_patient else self.deadline)
-        except InfeasibleBudget as error:
-            return Tried(size, needed=error.needed + beside, smallest=error.smallest + beside)
-        smallest = min(search(None, min(self.deadline, _BRIEF)).peak, plan.peak) + beside if is_near else None
-        return Tried(size, plan.peak + beside, 0, smallest, plan.seconds, plan.unplanned_seconds, plan.bound_seconds,
-                     plan.recomputed, size / plan.seconds)
+        return functools.partial(held, graph, machine=self.machine, below=below, planner=self.planner)
 
 
 def _accumulated(varying: Varying) -> frozenset[int]:

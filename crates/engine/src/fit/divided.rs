@@ -30,6 +30,9 @@ const FIRST: f64 = 0.06;
 /// The same where the smallest plan is requested, which takes longer to find.
 const FIRST_SMALLEST: f64 = 0.25;
 
+/// The most seconds of a first plan, however long the search may take.
+const FIRST_SECONDS: f64 = 5.0;
+
 /// Nothing new is tried once less than this part of the time is left.
 const LAST: f64 = 0.2;
 
@@ -91,12 +94,13 @@ pub fn fit_divided(graph: Graph, division: Division<'_>, task: &FitTask<'_>) -> 
         }
     }
     let least = forms.iter().map(|form| form.2).chain([search.least(&graph)]).min();
-    let first = if search.is_smallest() { FIRST_SMALLEST } else { FIRST };
+    let share = if search.is_smallest() { FIRST_SMALLEST } else { FIRST };
     if search.is_smallest() {
         // Where least is needed, least will be reached.
         forms.sort_by_key(|form| form.2);
     }
-    let mut best = search.plan(Parts::WHOLE, (graph, profile), task.effort.part(first));
+    let first = first_effort(task.effort, share);
+    let mut best = search.plan(Parts::WHOLE, (graph, profile), first);
     for (parts, graph, _) in forms {
         let at_least = Seconds(rates(&graph) * measured);
         if !search.can_be_better(at_least, &best) || search.needs_more(&graph, &best) {
@@ -110,7 +114,7 @@ pub fn fit_divided(graph: Graph, division: Division<'_>, task: &FitTask<'_>) -> 
         let profile = (division.profile)(parts, &graph);
         search.start.0 += (task.effort.clock)().0 - before;
         if search.can_be_better(profile.total(&graph.compute_nodes()), &best) {
-            let next = search.plan(parts, (graph, profile), task.effort.part(first));
+            let next = search.plan(parts, (graph, profile), first);
             best = search.better(best, next);
         }
     }
@@ -122,6 +126,14 @@ pub fn fit_divided(graph: Graph, division: Division<'_>, task: &FitTask<'_>) -> 
         limit.needed = limit.needed.min(least);
     }
     best
+}
+
+/// The effort for a first plan.
+fn first_effort(effort: Effort<'_>, share: f64) -> Effort<'_> {
+    let part = effort.part(share);
+    let is_timed = part.deadline.0.is_finite();
+    let deadline = if is_timed { part.deadline.0.min(FIRST_SECONDS) } else { part.deadline.0 };
+    Effort { deadline: Seconds(deadline), ..part }
 }
 
 /// What all plans of a step have in common.
