@@ -3,8 +3,8 @@
 //! budget is requested; with a limit of work and no deadline, the choice depends on the work alone.
 //!
 //! Each has a first plan, for a small part of the effort, unless its calls alone take longer than a
-//! plan that is there. The best one is then planned with all of the work, or for the rest of the
-//! time.
+//! plan that is there, or it is proven to need more than one. The best one is then planned with all
+//! of the work, or for the rest of the time.
 
 use tightfit::effort::Effort;
 use tightfit::graph::Graph;
@@ -84,40 +84,48 @@ pub fn fit_divided(graph: Graph, division: Division<'_>, task: &FitTask<'_>) -> 
     let rates = |graph: &Graph| Profile::new(graph, task.machine).total(&graph.compute_nodes()).0;
     // Rates say what measuring would be wasted on.
     let measured = profile.total(&graph.compute_nodes()).0 / rates(&graph);
-    let mut forms: Vec<(Parts, Graph, Bytes)> = Vec::new();
+    let least = search.least(&graph);
+    let mut forms = vec![Form { parts: Parts::WHOLE, graph, profile: Some(profile), least }];
     for parts in TRIED {
-        let Some(divided) = (division.graph)(parts) else { continue };
+        let Some(graph) = (division.graph)(parts) else { continue };
         // There may not be that many blocks of rows.
-        if forms.iter().all(|(_, known, _)| known.hash() != divided.hash()) {
-            let least = search.least(&divided);
-            forms.push((parts, divided, least));
+        if forms.iter().all(|known| known.graph.hash() != graph.hash()) {
+            let least = search.least(&graph);
+            forms.push(Form { parts, graph, profile: None, least });
         }
     }
-    let least = forms.iter().map(|form| form.2).chain([search.least(&graph)]).min();
+    let least = forms.iter().map(|form| form.least).min();
     let share = if search.is_smallest() { FIRST_SMALLEST } else { FIRST };
     if search.is_smallest() {
-        // Where least is needed, least will be reached.
-        forms.sort_by_key(|form| form.2);
+        // Where least is needed, least will be reached; often that is less than others need.
+        forms.sort_by_key(|form| form.least);
     }
-    let first = first_effort(task.effort, share);
-    let mut best = search.plan(Parts::WHOLE, (graph, profile), first);
-    for (parts, graph, _) in forms {
-        let at_least = Seconds(rates(&graph) * measured);
-        if !search.can_be_better(at_least, &best) || search.needs_more(&graph, &best) {
-            continue;
-        }
-        if search.left().0 < LAST * task.effort.deadline.0 {
-            search.admit(&graph, &mut best);
-            continue;
+    let effort = first_effort(task.effort, share);
+    let mut best: Option<Divided> = None;
+    for Form { parts, graph, profile, .. } in forms {
+        if let Some(best) = &mut best {
+            let at_least = Seconds(rates(&graph) * measured);
+            if !search.can_be_better(at_least, best) || search.needs_more(&graph, best) {
+                continue;
+            }
+            if search.left().0 < LAST * task.effort.deadline.0 {
+                search.admit(&graph, best);
+                continue;
+            }
         }
         let before = (task.effort.clock)().0;
-        let profile = (division.profile)(parts, &graph);
+        let profile = profile.unwrap_or_else(|| (division.profile)(parts, &graph));
         search.start.0 += (task.effort.clock)().0 - before;
-        if search.can_be_better(profile.total(&graph.compute_nodes()), &best) {
-            let next = search.plan(parts, (graph, profile), first);
-            best = search.better(best, next);
+        let calls = profile.total(&graph.compute_nodes());
+        if best.as_ref().is_none_or(|best| search.can_be_better(calls, best)) {
+            let next = search.plan(parts, (graph, profile), effort);
+            best = Some(match best {
+                Some(best) => search.better(best, next),
+                None => next,
+            });
         }
     }
+    let best = best.expect("the first form is planned");
     let mut best = search.improved(best);
     // What is proven of one way to divide the step is not proven of the others.
     if let (Ok(planned), Some(least)) = (&mut best.planned, least)
@@ -134,6 +142,16 @@ fn first_effort(effort: Effort<'_>, share: f64) -> Effort<'_> {
     let is_timed = part.deadline.0.is_finite();
     let deadline = if is_timed { part.deadline.0.min(FIRST_SECONDS) } else { part.deadline.0 };
     Effort { deadline: Seconds(deadline), ..part }
+}
+
+/// A step in some parts, before it is planned.
+struct Form {
+    parts: Parts,
+    graph: Graph,
+    /// What it costs, if that is known.
+    profile: Option<Profile>,
+    /// A budget that every plan of it needs.
+    least: Bytes,
 }
 
 /// What all plans of a step have in common.
