@@ -25,6 +25,11 @@ impl Emitter<'_> {
         if !self.leaving.contains(&value) {
             return Ok(());
         }
+        // What others add up, they add up in the order in which it lies.
+        if !self.graph.values()[value].tensor.contiguous {
+            let why = "makes rows that do not lie in order, and others read them";
+            return Err(SplitError::Unsuited { node: node.name.clone(), why });
+        }
         match self.region.into {
             Some((result, target)) if result == value => {
                 let whole = match self.totals.get(&target) {
