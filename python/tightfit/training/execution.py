@@ -691,7 +691,8 @@ class Step:
             warnings.warn(
                 f"measuring the operators of a step of {self.name} held {held:,} bytes, {held - budget:,} more than the budget of "
                 f"{budget:,}, before the first step: one operator, its inputs, and chunks that its result is compared with take "
-                f"{most:,} bytes when they are alone, where nothing is overwritten. {answer}. What was measured is kept, and a later start measures nothing",
+                f"{most:,} bytes when they are alone, where nothing is overwritten. {answer}. What was measured is kept, and a "
+                "later start measures nothing",
                 RuntimeWarning, stacklevel=2,
             )
 

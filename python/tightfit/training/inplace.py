@@ -1,9 +1,10 @@
 """Calls that overwrite an input that is no longer needed with their result: PyTorch's own in-place methods and `out=`.
 
 Invariant: a call overwrites an input only if that was tried on tensors of its shapes, types and strides, on its device,
-and on as many numbers as show other roundings: the result had the same bits, and took no more additional memory; or if the graph says so, of a total that is continued
-and of a tensor into which a part is put. Only operators that compute element by element, or row
-by row as softmax does, are tried at all, since what others do with overlapping memory is undefined.
+and on as many numbers as show other roundings: the result had the same bits, and took no more additional memory; or if
+the graph says so, of a total that is continued and of a tensor into which a part is put. Only operators that compute
+element by element, or row by row as softmax does, are tried at all, since what others do with overlapping memory is
+undefined.
 """
 
 from __future__ import annotations
