@@ -48,15 +48,15 @@ pub fn first<T>(
     let mut refused = None;
     for (id, value) in products {
         let is_last = last == Some(id);
-        let by_rows = Form { rows: shape(value)[0], border: step.border };
-        let mut others = if is_last { step.forms(value) } else { Vec::new() }.into_iter();
-        let found = divided(id, value, by_rows);
-        let found = found
-            .or_else(|error| others.find_map(|form| divided(id, value, form).ok()).ok_or(error));
-        match found {
-            Ok(made) => return Ok(made),
-            Err(error) if refused.is_none() || is_last => refused = Some(error),
-            Err(_) => {}
+        let mut first = None;
+        for form in step.forms(value).into_iter().take(if is_last { usize::MAX } else { 1 }) {
+            match divided(id, value, form) {
+                Ok(made) => return Ok(made),
+                Err(error) => first = first.or(Some(error)),
+            }
+        }
+        if refused.is_none() || is_last {
+            refused = first;
         }
     }
     Err(refused.expect("there is a product"))

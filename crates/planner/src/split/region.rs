@@ -88,18 +88,19 @@ impl<'a> Step<'a> {
         Step { graph, axes, readers, border: barriers.map(|(id, _)| id).next_back() }
     }
 
-    /// Ways to divide what follows from the logits if their rows cannot be, the least costly first:
-    /// by sequences, and with passes that are separate though no barrier lies between them, so that
-    /// some calls have to be made twice.
-    pub fn forms(&self, logits: ValueId) -> Vec<Form> {
+    /// Ways to divide what follows from a product, the least costly first: by its rows, by
+    /// sequences, and both with passes that are separate though no barrier lies between them, so
+    /// that some calls have to be made twice.
+    pub fn forms(&self, product: ValueId) -> Vec<Form> {
         let (rows, sequences) =
-            (self.graph.values()[logits].tensor.shape[0], self.sequences(logits));
+            (self.graph.values()[product].tensor.shape[0], self.sequences(product));
         let mut nodes = self.graph.nodes().iter();
         let backward = nodes.find(|(_, node)| node.phase == Phase::Backward).map(|(id, _)| id);
         // A barrier between the passes is the first call of the backward pass.
         let apart = backward.filter(|first| self.border != Some(*first));
         let form = |rows, border| Some(Form { rows: rows?, border });
         let forms = [
+            form(Some(rows), self.border),
             form(sequences, self.border),
             apart.and_then(|border| form(Some(rows), Some(border))),
             apart.and_then(|border| form(sequences, Some(border))),
