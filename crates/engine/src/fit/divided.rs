@@ -3,8 +3,10 @@
 //! budget is requested; with a limit of work and no deadline, the choice depends on the work alone.
 //!
 //! Each has a first plan, for a small part of the effort, unless its calls alone take longer than a
-//! plan that is there, or it is proven to need more than one. The best one is then planned with all
-//! of the work, or for the rest of the time.
+//! plan that is there, or it is proven to need more than one. The most promising one, by its plan
+//! and its bound, is then planned with all of the work, or for the rest of the time.
+
+use std::cmp::Ordering;
 
 use tightfit::effort::Effort;
 use tightfit::graph::Graph;
@@ -101,9 +103,9 @@ pub fn fit_divided(graph: Graph, division: Division<'_>, task: &FitTask<'_>) -> 
         forms.sort_by_key(|form| form.least);
     }
     let effort = first_effort(task.effort, share);
-    let mut best: Option<Divided> = None;
+    let mut planned: Vec<Divided> = Vec::new();
     for Form { parts, graph, profile, .. } in forms {
-        if let Some(best) = &mut best {
+        if let Some(best) = planned.iter_mut().min_by(|one, other| search.compare(one, other)) {
             let at_least = Seconds(rates(&graph) * measured);
             if !search.can_be_better(at_least, best) || search.needs_more(&graph, best) {
                 continue;
@@ -117,16 +119,11 @@ pub fn fit_divided(graph: Graph, division: Division<'_>, task: &FitTask<'_>) -> 
         let profile = profile.unwrap_or_else(|| (division.profile)(parts, &graph));
         search.start.0 += (task.effort.clock)().0 - before;
         let calls = profile.total(&graph.compute_nodes());
-        if best.as_ref().is_none_or(|best| search.can_be_better(calls, best)) {
-            let next = search.plan(parts, (graph, profile), effort);
-            best = Some(match best {
-                Some(best) => search.better(best, next),
-                None => next,
-            });
+        if planned.iter().all(|known| search.can_be_better(calls, known)) {
+            planned.push(search.plan(parts, (graph, profile), effort));
         }
     }
-    let best = best.expect("the first form is planned");
-    let mut best = search.improved(best);
+    let mut best = search.improved(planned);
     // What is proven of one way to divide the step is not proven of the others.
     if let (Ok(planned), Some(least)) = (&mut best.planned, least)
         && let Some(limit) = &mut planned.limit
@@ -225,8 +222,9 @@ impl<'a> Search<'a> {
         needed(graph, &profile, self.task.planner) + reserve(graph, self.task.machine).total()
     }
 
-    fn better(&self, one: Divided, other: Divided) -> Divided {
-        if self.rank(&other.planned) < self.rank(&one.planned) { other } else { one }
+    fn compare(&self, one: &Divided, other: &Divided) -> Ordering {
+        let [one, other] = [one, other].map(|it| self.rank(&it.planned));
+        one.partial_cmp(&other).expect("times are numbers")
     }
 
     /// What is better is less: what fits, then what takes least of what is to be saved.
@@ -253,23 +251,32 @@ impl<'a> Search<'a> {
         Seconds((effort.deadline.0 - elapsed).max(0.0))
     }
 
-    /// The best, after as much work as if its parts had been asked for, or the time that is left.
-    fn improved(&self, best: Divided) -> Divided {
-        if self.is_best(&best) {
-            return best;
-        }
+    /// The best of all, after the most promising one was planned with as much work as if its parts
+    /// had been asked for, or in the time that is left.
+    fn improved(&self, mut planned: Vec<Divided>) -> Divided {
+        planned.sort_by(|one, other| self.compare(one, other));
+        let promise = |at: &usize| self.promise(&planned[*at]);
+        let promising = (0..planned.len()).min_by(|a, b| promise(a).total_cmp(&promise(b)));
         let deadline = self.left();
-        if deadline == Seconds(0.0) {
-            return best;
+        let known = &planned[promising.expect("the first form is planned")];
+        if deadline > Seconds(0.0) && !self.is_best(known) {
+            let effort = Effort { deadline, ..self.task.effort };
+            let costs = (known.graph.clone(), known.profile.clone());
+            planned.push(self.plan(known.parts, costs, effort));
         }
-        let effort = Effort { deadline, ..self.task.effort };
-        let Divided { parts, graph, profile, planned, .. } = best;
-        let again = self.plan(parts, (graph, profile), effort);
-        if self.rank(&again.planned) <= self.rank(&planned) {
-            again
-        } else {
-            Divided { planned, ..again }
-        }
+        // Of several that are as good, the last one has the better bound.
+        planned.into_iter().rev().min_by(|one, other| self.compare(one, other)).expect("not empty")
+    }
+
+    /// What is to be saved, halfway between the plan and what is proven: the first plan of a step
+    /// of many calls is far from its best.
+    fn promise(&self, divided: &Divided) -> f64 {
+        let (fits, [plan, _]) = self.rank(&divided.planned);
+        let proven = match &divided.planned {
+            Ok(planned) if !self.is_smallest() => planned.fitted.bound().map(|it| it.seconds.0),
+            _ => None,
+        };
+        if fits > 0 { f64::INFINITY } else { (plan + proven.unwrap_or(plan)) / 2.0 }
     }
 
     /// Whether nothing can be better than a plan of its graph.

@@ -325,3 +325,41 @@ fn an_interruption_ends_the_search() {
         assert!(asked.load(Ordering::Relaxed) < calls + 300);
     }
 }
+
+/// Chunks that nothing orders: each leaves a part of what comes last, which also reads what was
+/// saved before.
+fn in_chunks(chunks: u64) -> Graph {
+    let mut step = Step::new();
+    let x = step.node("x", Phase::Input, &[], 8, 0.0);
+    let saved = step.node("saved", Phase::Forward, &[x], 64, 1.0);
+    let hidden = step.node("hidden", Phase::Forward, &[saved], 8, 1.0);
+    let part = |chunk: u64, step: &mut Step| {
+        let name = |what| format!("{what}.chunk{chunk}");
+        let wide = step.node(&name("wide"), Phase::Forward, &[hidden], 64, 10.0);
+        step.node(&name("part"), Phase::Forward, &[wide], 32, 10.0)
+    };
+    let parts: Vec<ValueId> = (0..chunks).map(|chunk| part(chunk, &mut step)).collect();
+    let sum = step.node("sum", Phase::Backward, &parts, 8, 1.0);
+    let gradient = step.node("gradient", Phase::Backward, &[sum, saved], 8, 1.0);
+    step.0.output(gradient);
+    step.0.build().unwrap()
+}
+
+/// At the first run of any chunk by itself, the others may still be to come.
+#[test]
+fn whichever_chunk_is_last_finds_the_parts_of_the_others() {
+    let graph = in_chunks(4);
+    let order = graph.compute_nodes();
+    for profile in generator::profiles(&graph) {
+        let instance = Instance::new(&graph, &profile, &order);
+        let mut search = Search::new(instance);
+        let budget = Bytes(unplanned(&graph, &profile) - 32);
+        let answer = search.plan(budget, &Effort::work(1, 100_000));
+        is_legal(&graph, &profile, budget.0, &answer);
+        // What was saved is made again: that is the cheapest.
+        let total = profile.total(&order).0;
+        assert!((seconds(&profile, &answer) - (total + 1.0)).abs() < 1e-9);
+        // A line between making nothing again, and that.
+        assert!(answer.bound.unwrap().0 > total + 0.5, "{:?} of {total}", answer.bound);
+    }
+}

@@ -1,38 +1,18 @@
 //! Which instants to examine: those at which the unplanned step, or the best plan, holds most.
-//! Invariant: an instant is examined once, whichever caller adds it.
+//! Invariant: the choice depends on step, plan and budget alone.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use cranelift_entity::EntityRef;
 
-use crate::effort::Meter;
 use crate::id::NodeId;
 use crate::plan::Instance;
 use crate::plan::quantity::ByteCount;
-use crate::plan::search::bound::{BoundOrder, CutInstant};
 use crate::plan::search::state::State;
 use crate::plan::search::state::problem::{OpId, Problem};
 use crate::plan::search::state::runs::rebase;
 use crate::tuning::starts::{APART, MOST_TIGHT, TIGHT};
-
-/// Adds instants for schedules in any order, with their hulls at a budget.
-pub fn add_instants(
-    problem: &Problem,
-    instants: &mut Vec<CutInstant>,
-    waiting: &[OpId],
-    limit: ByteCount,
-    meter: &mut Meter,
-) {
-    for &at in waiting {
-        if instants.iter().all(|instant| instant.at != at)
-            && let Some(mut instant) = CutInstant::new(problem, BoundOrder::Any, at, meter)
-        {
-            instant.solve(limit, meter);
-            instants.push(instant);
-        }
-    }
-}
 
 /// The `count` highest points, then as many more that are far from each other.
 pub fn highest(values: &[ByteCount], count: usize) -> Vec<OpId> {

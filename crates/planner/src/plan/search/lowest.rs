@@ -10,8 +10,6 @@
 //!
 //! `doc/theory/recompute.md` describes all of it.
 
-use std::cmp::Reverse;
-
 use fastrand::Rng;
 
 use crate::effort::Effort;
@@ -19,6 +17,7 @@ use crate::plan::quantity::ByteCount;
 use crate::plan::search::Search;
 use crate::plan::search::attempt::Attempt;
 use crate::plan::search::binding_instants::tight;
+use crate::plan::search::bound::BoundOrder;
 use crate::plan::search::squeeze::squeeze;
 use crate::plan::search::state::State;
 use crate::plan::{Plan, Planner};
@@ -145,21 +144,21 @@ impl Search<'_> {
             let Some(lowest) = self.found.first().cloned() else { return };
             let (runs, peak) = (lowest.runs(), ByteCount::of(lowest.plan.peak));
             let binding = tight(self.instance, &runs, &self.given, peak);
-            for at in binding.into_iter().take(2) {
+            for &at in binding.iter().take(2) {
                 self.add_instant(at, attempt);
+            }
+            if let Some(&at) = binding.first() {
+                self.bounds.add_last(&self.given, at, limit, &mut attempt.meter);
             }
             if self.finish_runs(&runs, attempt) || self.bound(limit.bytes()).is_none() {
                 return;
             }
             let given = self.given.clone();
             let mut state = State::new(&given);
-            let binding = self
-                .instants
-                .iter()
-                .max_by_key(|instant| (instant.bound(limit), Reverse(instant.at)))
-                .map(|instant| instant.at);
-            if let Some(at) = binding {
-                self.start_from(at, &mut state, attempt);
+            for order in [BoundOrder::Given, BoundOrder::Any] {
+                if let Some(at) = self.binding(order, limit) {
+                    self.start_from((order, at), &mut state, attempt);
+                }
             }
             if self.found.first().is_some_and(|found| ByteCount::of(found.plan.peak) <= limit)
                 || attempt.meter.is_over()

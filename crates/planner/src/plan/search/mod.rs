@@ -44,9 +44,8 @@ use crate::effort::{Effort, Meter};
 use crate::id::NodeId;
 use crate::plan::quantity::{ByteCount, Picoseconds};
 use crate::plan::search::attempt::{Attempt, Runner};
-use crate::plan::search::binding_instants::add_instants;
 pub use crate::plan::search::bound::BoundOrder;
-use crate::plan::search::bound::CutInstant;
+use crate::plan::search::bound::Bounds;
 pub use crate::plan::search::peers::{FLOORS, PEERS, lowest_of_peers, peer};
 pub use crate::plan::search::prove::{lower_bound, lower_bound_with_moves};
 pub use crate::plan::search::relieved::relieved;
@@ -87,7 +86,7 @@ pub struct Search<'a> {
     instance: Instance<'a>,
     given: Arc<Problem>,
     reordered: Arc<Problem>,
-    instants: Vec<CutInstant>,
+    bounds: Bounds,
     /// Plans that no other beats in both peak and time; by rising peak.
     found: Vec<KnownPlan>,
     /// Where the last search for a plan ended.
@@ -129,7 +128,7 @@ impl<'a> Search<'a> {
             instance,
             given,
             reordered,
-            instants: Vec::new(),
+            bounds: Bounds::default(),
             found: Vec::new(),
             last: None,
             refuted: Bytes::ZERO,
@@ -195,11 +194,7 @@ impl<'a> Search<'a> {
     /// Time that no schedule within the budget beats, by the cuts known so far; `None` if no
     /// schedule fits.
     pub fn bound(&self, budget: Bytes) -> Option<Seconds> {
-        let least = self
-            .instants
-            .iter()
-            .map(|instant| instant.bound(ByteCount::of(budget)))
-            .try_fold(Picoseconds::ZERO, |most, bound| Some(bound?.max(most)))?;
+        let least = self.bounds.within(ByteCount::of(budget))?;
         // Costs were rounded down to picoseconds, so the sum of both is below the time of every
         // schedule.
         Some((self.given.total + least).seconds())
@@ -207,7 +202,7 @@ impl<'a> Search<'a> {
 
     /// No budget below this one suffices, by the cuts known so far.
     pub fn least_budget(&self) -> Bytes {
-        let least = self.instants.iter().map(CutInstant::least_budget).max();
+        let least = self.bounds.least_budget();
         least.unwrap_or(self.given.resting).bytes().max(self.refuted)
     }
 
@@ -302,10 +297,10 @@ impl<'a> Search<'a> {
     /// Makes the hulls of the instants that bind most exact at a budget.
     fn sharpen(&mut self, attempt: &mut Attempt<'_>) {
         let limit = attempt.limit;
-        self.instants.sort_by_key(|instant| {
+        self.bounds.instants.sort_by_key(|instant| {
             (Reverse(instant.bound(limit).unwrap_or(Picoseconds::MAX)), instant.at)
         });
-        for instant in self.instants.iter_mut().take(2 * INSTANTS.get()) {
+        for instant in self.bounds.instants.iter_mut().take(2 * INSTANTS.get()) {
             if attempt.meter.is_over() {
                 return;
             }
@@ -336,12 +331,12 @@ impl<'a> Search<'a> {
     }
 
     fn add_instant(&mut self, at: OpId, attempt: &mut Attempt<'_>) {
-        add_instants(&self.given, &mut self.instants, &[at], attempt.limit, &mut attempt.meter);
+        self.bounds.add(&self.given, at, attempt.limit, &mut attempt.meter);
     }
 
     /// Time of recomputation that no plan within the budget beats.
     fn floor(&self, limit: ByteCount) -> Picoseconds {
-        self.instants.iter().filter_map(|instant| instant.bound(limit)).max().unwrap_or_default()
+        self.bounds.floor(limit)
     }
 
     /// Time of the fastest known plan within a limit.

@@ -9,7 +9,7 @@ use crate::id::NodeId;
 use crate::plan::Instance;
 use crate::plan::quantity::{ByteCount, Picoseconds};
 use crate::plan::search::binding_instants::highest;
-use crate::plan::search::bound::{BoundOrder, CutInstant, MovingInstant, Rates};
+use crate::plan::search::bound::{BoundOrder, Bounds, CutInstant, MovingInstant, Rates};
 use crate::plan::search::state::State;
 use crate::plan::search::state::problem::{OpId, Problem};
 use crate::tuning::bound::INSTANTS;
@@ -64,7 +64,7 @@ impl SharedBounds {
 /// binds most, for half of the remaining time.
 pub fn prove(
     problem: &Problem,
-    instants: &mut [CutInstant],
+    bounds: &mut Bounds,
     limit: ByteCount,
     mut enough: Picoseconds,
     shared: Option<&SharedBounds>,
@@ -72,12 +72,11 @@ pub fn prove(
 ) {
     let mut branched: Vec<OpId> = Vec::new();
     while !meter.is_over() {
-        let floor =
-            instants.iter().filter_map(|instant| instant.bound(limit)).max().unwrap_or_default();
+        let floor = bounds.floor(limit);
         if let Some(shared) = shared {
             enough = enough.min(shared.offer_bound(floor, [].into_iter()));
         }
-        let open = instants.iter_mut().filter(|instant| !branched.contains(&instant.at));
+        let open = bounds.instants.iter_mut().filter(|instant| !branched.contains(&instant.at));
         let Some(instant) = open.max_by_key(|instant| (instant.bound(limit), Reverse(instant.at)))
         else {
             return;
@@ -114,20 +113,18 @@ pub fn lower_bound(
     let mut state = State::new(&problem);
     state.peak();
     state.tree().values(&mut values, problem.len());
-    let mut instants: Vec<CutInstant> = Vec::new();
+    let mut bounds = Bounds::default();
     for at in highest(&values, INSTANTS.get()) {
         let Some(mut instant) = CutInstant::new(&problem, kind, at, &mut meter) else { break };
         instant.solve(limit, &mut meter);
         instant.bound(limit)?;
-        instants.push(instant);
+        bounds.instants.push(instant);
     }
     let known: Picoseconds =
         known.iter().map(|&node| Picoseconds::round_down(profile.seconds[node])).sum();
     let enough = if known > Picoseconds::ZERO { known - problem.total } else { Picoseconds::MAX };
-    prove(&problem, &mut instants, limit, enough, None, &mut meter);
-    let least =
-        instants.iter().filter_map(|instant| instant.bound(limit)).max().unwrap_or_default();
-    Some((problem.total + least).seconds())
+    prove(&problem, &mut bounds, limit, enough, None, &mut meter);
+    Some((problem.total + bounds.floor(limit)).seconds())
 }
 
 /// Time that no schedule within a budget beats, in whatever order its nodes run for the first time

@@ -7,7 +7,7 @@ use crate::plan::Planner;
 use crate::plan::quantity::Picoseconds;
 use crate::plan::search::Search;
 use crate::plan::search::attempt::{Attempt, Runner};
-use crate::plan::search::binding_instants::{add_instants, tight};
+use crate::plan::search::binding_instants::tight;
 use crate::plan::search::neighbourhood::improve;
 use crate::plan::search::prove::{SharedBounds, prove};
 use crate::plan::search::repair::{polish, repair};
@@ -34,29 +34,29 @@ impl Search<'_> {
             .map_or(Vec::new(), |best| tight(self.instance, &best.runs(), &self.given, limit));
         let enough = best.map_or(Picoseconds::MAX, |best| best.extra);
         let (given, floor) = (self.given.clone(), self.floor(limit));
-        let mut instants = std::mem::take(&mut self.instants);
+        let mut bounds = std::mem::take(&mut self.bounds);
         // When the other thread's bounds arrive is left to chance: if the same seed has to give the
         // same plan, they are not used.
         let shared = attempt.meter.has_deadline().then(|| SharedBounds::new(floor, enough));
         let runners = std::thread::scope(|scope| {
             let mut prover = attempt.meter.clone();
-            let (instants, given, shared) = (&mut instants, &given, shared.as_ref());
+            let (bounds, given, shared) = (&mut bounds, &given, shared.as_ref());
             let prover = Aside::begin(scope, move || {
-                add_instants(
-                    given,
-                    instants,
-                    &waiting,
-                    limit,
-                    &mut prover.until(PREPARATION.get()),
-                );
-                prove(given, instants, limit, enough, shared, &mut prover);
+                let mut preparation = prover.until(PREPARATION.get());
+                for &at in &waiting {
+                    bounds.add_last(given, at, limit, &mut preparation);
+                }
+                for &at in &waiting {
+                    bounds.add(given, at, limit, &mut preparation);
+                }
+                prove(given, bounds, limit, enough, shared, &mut prover);
             });
             let runners = self.race(attempt, given, shared, floor);
             // If that thread panicked, its message was printed, and the bound is weaker.
             prover.end();
             runners
         });
-        self.instants = instants;
+        self.bounds = bounds;
         runners
     }
 

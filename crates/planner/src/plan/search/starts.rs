@@ -11,6 +11,7 @@ use crate::plan::quantity::{ByteCount, Picoseconds};
 use crate::plan::search::Search;
 use crate::plan::search::attempt::Attempt;
 use crate::plan::search::binding_instants::{highest, tight};
+use crate::plan::search::bound::{BoundOrder, CutInstant};
 use crate::plan::search::repair::repair;
 use crate::plan::search::state::problem::{OpId, Problem};
 use crate::plan::search::state::{Event, State};
@@ -49,6 +50,14 @@ impl Search<'_> {
         state.peak();
         state.tree().values(&mut values, state.problem.len());
         let mut waiting = highest(&values, INSTANTS.get());
+        if let Some(&at) = waiting.first() {
+            self.add_instant(at, attempt);
+            self.bounds.add_last(&self.given, at, attempt.limit, &mut attempt.meter);
+        }
+        if let Some(at) = self.binding(BoundOrder::Given, attempt.limit) {
+            self.start_from((BoundOrder::Given, at), state, attempt);
+        }
+        waiting.retain(|&at| !self.bounds.is_known(at));
         let mut tried: Vec<OpId> = Vec::new();
         for round in 0..ROUNDS.get() {
             for (number, at) in waiting.drain(..).enumerate() {
@@ -68,7 +77,7 @@ impl Search<'_> {
             let most = if round == 0 { TRIED_FIRST.get() } else { TRIED_LATER.get() };
             for at in self.untried(&tried, most, attempt.limit) {
                 tried.push(at);
-                self.start_from(at, state, attempt);
+                self.start_from((BoundOrder::Any, at), state, attempt);
                 let is_optimal = |best| self.is_optimal(best, self.floor(attempt.limit));
                 if attempt.meter.is_over() || attempt.best().is_some_and(is_optimal) {
                     return ControlFlow::Break(());
@@ -80,7 +89,7 @@ impl Search<'_> {
             // Where the best plan is tight, other cuts may bind.
             if let Some(best) = self.best(attempt.limit.bytes()) {
                 waiting = tight(self.instance, &best.runs(), state.problem, attempt.limit);
-                waiting.retain(|at| self.instants.iter().all(|instant| instant.at != *at));
+                waiting.retain(|&at| !self.bounds.is_known(at));
             }
         }
         ControlFlow::Continue(())
@@ -94,7 +103,7 @@ impl Search<'_> {
     /// At most `most` instants that were not tried yet, those that bind most first.
     fn untried(&self, tried: &[OpId], most: usize, limit: ByteCount) -> Vec<OpId> {
         let mut ranked: Vec<(Option<Picoseconds>, OpId)> =
-            self.instants.iter().map(|instant| (instant.bound(limit), instant.at)).collect();
+            self.bounds.instants.iter().map(|it| (it.bound(limit), it.at)).collect();
         ranked.sort_by_key(|&(bound, at)| (Reverse(bound.unwrap_or(Picoseconds::MAX)), at));
         let instants = ranked.iter().map(|&(_, at)| at);
         instants.filter(|at| !tried.contains(at)).take(most).collect()
@@ -166,13 +175,23 @@ impl Search<'_> {
 
     /// A plan between the cuts at the instant that binds most.
     pub(super) fn start_where_it_binds(&mut self, state: &mut State, attempt: &mut Attempt<'_>) {
-        let binding = (0..self.instants.len())
-            .max_by_key(|&index| (self.instants[index].bound(attempt.limit), Reverse(index)));
-        if let Some(index) = binding
-            .filter(|&index| self.instants[index].bound(attempt.limit) > Some(Picoseconds::ZERO))
-        {
-            self.start_between(index, attempt.limit, false, state, attempt);
+        for order in [BoundOrder::Given, BoundOrder::Any] {
+            if let Some(at) = self.binding(order, attempt.limit) {
+                self.start_between((order, at), attempt.limit, false, state, attempt);
+            }
         }
+    }
+
+    /// The instant that binds most at a budget; none if everything can be held at all of them.
+    pub(super) fn binding(&mut self, order: BoundOrder, limit: ByteCount) -> Option<OpId> {
+        let all = self.bounds.cuts(order).map(|instant| (instant.bound(limit), instant.at));
+        let (bound, at) = all.max_by_key(|&(bound, at)| (bound, Reverse(at)))?;
+        (bound > Some(Picoseconds::ZERO)).then_some(at)
+    }
+
+    /// The instant of an operator whose cuts are of an order.
+    fn instant(&mut self, order: BoundOrder, at: OpId) -> Option<&mut CutInstant> {
+        self.bounds.cuts(order).find(|instant| instant.at == at)
     }
 
     /// The known plan that exceeds the budget least, repaired.
@@ -189,39 +208,45 @@ impl Search<'_> {
     /// from the front or from the back, as is enough. Returns by how much it exceeds the budget.
     fn start_between(
         &mut self,
-        index: usize,
+        (order, at): (BoundOrder, OpId),
         target: ByteCount,
         backwards: bool,
         state: &mut State,
         attempt: &mut Attempt<'_>,
     ) -> ByteCount {
-        let instant = &mut self.instants[index];
+        let instant = self.instant(order, at).expect("it was added");
         instant.solve(target, &mut attempt.meter);
         let [small, large] = instant.bracket(target).map(|line| line.late.clone());
         let rank = |op: OpId| if backwards { -(op.index() as f64) } else { op.index() as f64 };
-        interpolate(state, instant.at, &small, &large, rank, attempt.limit);
+        interpolate(state, at, &small, &large, rank, attempt.limit);
         let over = state.peak() - attempt.limit;
         self.finish(state, attempt);
         over
     }
 
     /// Plans between the two cuts around the budget at one instant, and the cuts as they are.
-    pub(super) fn start_from(&mut self, at: OpId, state: &mut State, attempt: &mut Attempt<'_>) {
-        let Some(index) = self.instants.iter().position(|instant| instant.at == at) else { return };
-        if self.instants[index].bound(attempt.limit) == Some(Picoseconds::ZERO) {
+    pub(super) fn start_from(
+        &mut self,
+        (order, at): (BoundOrder, OpId),
+        state: &mut State,
+        attempt: &mut Attempt<'_>,
+    ) {
+        let Some(instant) = self.instant(order, at) else { return };
+        if instant.bound(attempt.limit) == Some(Picoseconds::ZERO) {
             return; // It does not bind: everything can be held there.
         }
         for backwards in [false, true] {
             let mut target = attempt.limit;
             for _ in 0..ATTEMPTS.get() {
-                let over = self.start_between(index, target, backwards, state, attempt);
+                let over = self.start_between((order, at), target, backwards, state, attempt);
                 if over <= ByteCount::ZERO || attempt.meter.is_over() {
                     break;
                 }
                 target -= over * OVER.get() / 10 + ByteCount(1);
             }
         }
-        for late in self.instants[index].bracket(attempt.limit).map(|line| line.late.clone()) {
+        let Some(instant) = self.instant(order, at) else { return };
+        for late in instant.bracket(attempt.limit).map(|line| line.late.clone()) {
             just_in_time(state, at, &late);
             self.finish(state, attempt);
         }

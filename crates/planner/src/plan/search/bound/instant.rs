@@ -8,7 +8,7 @@ use crate::effort::Meter;
 use crate::plan::quantity::{ByteCount, Picoseconds, Price};
 use crate::plan::search::bound::cuts::{Capacity, Cuts, DecisionVertex, Line, PricedArc};
 use crate::plan::search::bound::flow::Vertex;
-use crate::plan::search::bound::{BoundOrder, Hull, Tangent};
+use crate::plan::search::bound::{BoundOrder, Hull};
 use crate::plan::search::state::problem::{OpId, Problem, TensorId};
 
 /// Where an operator runs for the first time, seen from the instant.
@@ -55,10 +55,11 @@ impl CutInstant {
         at: OpId,
         meter: &mut Meter,
     ) -> Option<CutInstant> {
-        let drawn = Drawn::new(problem, order, at);
-        let Drawn { vertices, arcs, decidable, kept_before, .. } = drawn;
-        let needed = problem.resting + kept_before + problem.working_set(at);
-        let mut cuts = Cuts::new(vertices, arcs, decidable);
+        let side = match order {
+            BoundOrder::Given => positions(problem, at),
+            BoundOrder::Any => sides(problem, at, &[]),
+        };
+        let (needed, mut cuts) = Drawn::new(problem, side, at).network(problem, at);
         let all_held = cuts.cut(Price::FREE, &[], meter)?;
         let none_held = cuts.cut(cuts.highest_price, &[], meter)?;
         let hull = Hull::new(vec![all_held, none_held]);
@@ -79,12 +80,13 @@ impl CutInstant {
 
     /// No budget below this many bytes suffices.
     pub fn least_budget(&self) -> ByteCount {
-        let priced = self.hull.tangents().filter(|tangent| tangent.price > Price::FREE);
-        let room = priced.map(|Tangent { price, value }| {
-            // With less room, value − price · room > most.
-            price.bytes_beyond(value.wide() - self.most.wide() - Picoseconds(1).wide())
-        });
-        self.needed + room.max().unwrap_or_default()
+        self.needed + self.hull.least_room(self.most)
+    }
+
+    /// The price of a byte that gives the highest bound at a budget; absent if all can be held.
+    pub fn price(&self, budget: ByteCount) -> Option<Price> {
+        let (price, _) = self.hull.best((budget - self.needed).max(ByteCount::ZERO))?;
+        Some(price).filter(|&price| price > Price::FREE)
     }
 
     /// Adds lines until the hull is exact at this budget, or the effort is spent.
@@ -114,12 +116,9 @@ pub(super) struct Drawn {
 }
 
 impl Drawn {
-    /// The network of the first run of `at` in the schedules of an order.
-    pub fn new(problem: &Problem, order: BoundOrder, at: OpId) -> Drawn {
-        let side = match order {
-            BoundOrder::Given => positions(problem, at),
-            BoundOrder::Any => sides(problem, at),
-        };
+    /// The network of the first run of `at` in the schedules in which each operator runs for the
+    /// first time on this side.
+    pub fn new(problem: &Problem, side: SecondaryMap<OpId, Side>, at: OpId) -> Drawn {
         let (ops, tensors) = (problem.len(), problem.tensors.len());
         // An operator's vertex is on the sink's side if it runs after the instant; a tensor's if it
         // is there after the instant; an operator's second vertex if it does not run before the
@@ -178,6 +177,12 @@ impl Drawn {
         }
         Drawn { vertices: source, arcs, decidable, side, kept_before }
     }
+
+    /// What every schedule holds while `at` runs, and the cuts.
+    pub fn network(self, problem: &Problem, at: OpId) -> (ByteCount, Cuts) {
+        let needed = problem.resting + self.kept_before + problem.working_set(at);
+        (needed, Cuts::new(self.vertices, self.arcs, self.decidable))
+    }
 }
 
 /// Where each operator runs for the first time if the order of first runs is that of the problem.
@@ -187,13 +192,16 @@ fn positions(problem: &Problem, at: OpId) -> SecondaryMap<OpId, Side> {
     side
 }
 
-/// Where each operator runs for the first time, seen from the first run of `at`, in any order.
-fn sides(problem: &Problem, at: OpId) -> SecondaryMap<OpId, Side> {
+/// Where each operator runs for the first time, seen from the first run of `at`, in any order in
+/// which these ran earlier.
+pub(super) fn sides(problem: &Problem, at: OpId, earlier: &[OpId]) -> SecondaryMap<OpId, Side> {
     let mut side: SecondaryMap<OpId, Side> = SecondaryMap::with_capacity(problem.len());
     side.resize(problem.len());
     side[OpId::SOURCE] = Side::Before;
     side[at] = Side::After;
-    for id in (1..=at.index()).rev().map(OpId::at) {
+    earlier.iter().for_each(|&id| side[id] = Side::Before);
+    let last = earlier.iter().copied().max().map_or(at, |id| id.max(at));
+    for id in (1..=last.index()).rev().map(OpId::at) {
         if id == at || side[id] == Side::Before {
             for &earlier in &problem.ops[id].after {
                 side[earlier] = Side::Before;

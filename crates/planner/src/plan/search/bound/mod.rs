@@ -14,12 +14,15 @@ mod branch;
 mod cuts;
 mod flow;
 mod instant;
+mod known;
+mod last;
 mod moving;
 
 use crate::effort::Meter;
 use crate::plan::quantity::{ByteCount, Picoseconds, Price, WidePicoseconds};
 use crate::plan::search::bound::cuts::{Cuts, Decision, Line};
 pub use crate::plan::search::bound::instant::CutInstant;
+pub use crate::plan::search::bound::known::Bounds;
 pub use crate::plan::search::bound::moving::{MovingInstant, Rates};
 
 /// Recomputation takes at least `value − price · room`.
@@ -61,6 +64,16 @@ impl Hull {
             .tangents()
             .map(|Tangent { price, value }| (price, value.wide() - price.charge_up(room)));
         least.max_by_key(|&(price, least)| (least, price))
+    }
+
+    /// With less room than this, recomputation would take longer than `most`.
+    pub fn least_room(&self, most: Picoseconds) -> ByteCount {
+        let priced = self.tangents().filter(|tangent| tangent.price > Price::FREE);
+        let room = priced.map(|Tangent { price, value }| {
+            // With less room, value − price · room > most.
+            price.bytes_beyond(value.wide() - most.wide() - Picoseconds(1).wide())
+        });
+        room.max().unwrap_or_default()
     }
 
     /// Adds corners until the hull is exact at `room`.

@@ -16,10 +16,9 @@ use crate::id::{DEVICE, NodeId, StorageId};
 use crate::machine::{Hierarchy, Lane};
 use crate::plan::milp::{COARSE, Milp};
 use crate::plan::quantity::{ByteCount, Picoseconds, Price};
-use crate::plan::search::bound::BoundOrder;
 use crate::plan::search::bound::cuts::{Capacity, PricedArc};
 use crate::plan::search::bound::flow::{ArcId, ArcList, INFINITE, Network, Vertex};
-use crate::plan::search::bound::instant::{Drawn, Side};
+use crate::plan::search::bound::instant::{Drawn, Side, sides};
 use crate::plan::search::state::problem::{OpId, Problem};
 use crate::profile::Profile;
 use crate::tuning::bound::{LEAST_RISE, MOST_PRICES};
@@ -210,7 +209,7 @@ impl MovingInstant {
             return None;
         }
         let Drawn { vertices, arcs, side, kept_before, .. } =
-            Drawn::new(problem, BoundOrder::Any, at);
+            Drawn::new(problem, sides(problem, at, &[]), at);
         let mut runs = [Picoseconds::ZERO; 3];
         for (id, op) in &problem.ops {
             runs[side[id] as usize] += op.cost;
