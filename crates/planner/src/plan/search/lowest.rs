@@ -144,21 +144,16 @@ impl Search<'_> {
             let Some(lowest) = self.found.first().cloned() else { return };
             let (runs, peak) = (lowest.runs(), ByteCount::of(lowest.plan.peak));
             let binding = tight(self.instance, &runs, &self.given, peak);
-            for &at in binding.iter().take(2) {
+            for at in binding.into_iter().take(2) {
                 self.add_instant(at, attempt);
-            }
-            if let Some(&at) = binding.first() {
-                self.bounds.add_last(&self.given, at, limit, &mut attempt.meter);
             }
             if self.finish_runs(&runs, attempt) || self.bound(limit.bytes()).is_none() {
                 return;
             }
             let given = self.given.clone();
             let mut state = State::new(&given);
-            for order in [BoundOrder::Given, BoundOrder::Any] {
-                if let Some(at) = self.binding(order, limit) {
-                    self.start_from((order, at), &mut state, attempt);
-                }
+            if let Some(at) = self.binding(BoundOrder::Any, limit) {
+                self.start_from((BoundOrder::Any, at), &mut state, attempt);
             }
             if self.found.first().is_some_and(|found| ByteCount::of(found.plan.peak) <= limit)
                 || attempt.meter.is_over()
