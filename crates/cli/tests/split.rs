@@ -109,7 +109,7 @@ fn more_samples_fit_if_the_loss_is_in_chunks() {
         run(folder().path(), &asked).done().result()["size"].as_u64().unwrap()
     };
     let off = largest("--deadline 100ms --split off");
-    let (eight, auto) = (largest("--deadline 100ms --split 8"), largest("--deadline 300ms"));
+    let (eight, auto) = (largest("--deadline 100ms --split 8"), largest("--deadline 1s"));
     assert!(eight > 2 * off && auto > 2 * off, "{off} {eight} {auto}");
 }
 
