@@ -255,10 +255,9 @@ impl<'a> Search<'a> {
     /// had been asked for, or in the time that is left.
     fn improved(&self, mut planned: Vec<Divided>) -> Divided {
         planned.sort_by(|one, other| self.compare(one, other));
-        let promise = |at: &usize| self.promise(&planned[*at]);
-        let promising = (0..planned.len()).min_by(|a, b| promise(a).total_cmp(&promise(b)));
+        let by_promise = |a: &&Divided, b: &&Divided| self.promise(a).total_cmp(&self.promise(b));
+        let known = planned.iter().min_by(by_promise).expect("the first form is planned");
         let deadline = self.left();
-        let known = &planned[promising.expect("the first form is planned")];
         if deadline > Seconds(0.0) && !self.is_best(known) {
             let effort = Effort { deadline, ..self.task.effort };
             let costs = (known.graph.clone(), known.profile.clone());

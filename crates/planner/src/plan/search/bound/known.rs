@@ -1,5 +1,5 @@
-//! All that is proven of one graph, for schedules in any order. Invariant: no schedule beats the
-//! bound of any instant, so the highest counts.
+//! All that is proven of one graph, for schedules of one order: in a search, of any. Invariant: no
+//! schedule beats the bound of any instant, so the highest counts.
 
 use crate::effort::Meter;
 use crate::plan::quantity::{ByteCount, Picoseconds};
