@@ -77,6 +77,78 @@ LAYERS: dict[str, Callable[[int], nn.Module]] = {
 }
 
 
+class Gated(nn.Module):
+    """Hidden units times others, with biases or without."""
+
+    def __init__(self, width: int, biased: bool) -> None:
+        super().__init__()
+        self.gate, self.up = (nn.Linear(width, 3 * width, bias=biased) for _ in range(2))
+        self.down = nn.Linear(3 * width, width, bias=biased)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(functional.silu(self.gate(x)) * self.up(x))
+
+
+class Adapted(nn.Module):
+    """A frozen product and a learned one of low rank."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width).requires_grad_(False), nn.Linear(4 * width, width)
+        self.low, self.high = nn.Linear(width, 4, bias=False), nn.Linear(4, 4 * width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(functional.gelu(self.up(x) + 0.5 * self.high(self.low(x))))
+
+
+class Mixed(nn.Module):
+    """Hidden units of a token and the one before it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.up(x)
+        return self.down(torch.tanh(hidden + 0.5 * hidden.roll(1, -2)))
+
+
+class Routed(nn.Module):
+    """Two experts, each token's share by a softmax."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.router = nn.Linear(width, 2, bias=False)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = self.router(x).softmax(-1).unbind(-1)
+        one, other = self.experts
+        return first.unsqueeze(-1) * one(x) + second.unsqueeze(-1) * other(x)
+
+
+# Layers with hidden units that can be divided.
+WIDE: dict[str, Callable[[int], nn.Module]] = {
+    "gelu mlp": lambda width: Residual(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)),
+    "gated": lambda width: Residual(Rms(width), Gated(width, biased=False)),
+    "gated biased": lambda width: Residual(nn.LayerNorm(width), Gated(width, biased=True)),
+    "squared mlp": lambda width: Residual(
+        Rms(width), nn.Linear(width, 4 * width, bias=False), Mapped(lambda x: functional.relu(x).square()),
+        nn.Linear(4 * width, width, bias=False)),
+    "deep mlp": lambda width: Residual(
+        nn.Linear(width, 3 * width), nn.SiLU(), nn.Linear(3 * width, 3 * width), nn.SiLU(), nn.Linear(3 * width, width)),
+    "adapted": lambda width: Residual(nn.LayerNorm(width), Adapted(width)),
+    "routed": lambda width: Residual(nn.LayerNorm(width), Routed(width)),
+}
+# What may stand between them.
+BETWEEN: dict[str, Callable[[int], nn.Module]] = LAYERS | {
+    "mixed": lambda width: Residual(Mixed(width)),
+    "normed mlp": lambda width: Residual(
+        nn.Linear(width, 4 * width), nn.GELU(), nn.LayerNorm(4 * width), nn.Linear(4 * width, width)),
+}
+
+
 # What becomes of logits before the loss.
 
 class Scaled(nn.Module):
@@ -128,7 +200,7 @@ class Words(nn.Module):
         self.plan = plan
         self.table = nn.Embedding(plan.words, plan.width)
         nn.init.normal_(self.table.weight, std=0.3)
-        self.layers = nn.Sequential(*(LAYERS[name](plan.width) for name in plan.layers))
+        self.layers = nn.Sequential(*((BETWEEN | WIDE)[name](plan.width) for name in plan.layers))
         self.heads = nn.ModuleList(nn.Linear(plan.width, plan.words, bias=plan.biased) for _ in range(plan.heads))
         if plan.tied:
             self.heads[0].weight = self.table.weight
@@ -435,6 +507,11 @@ class Plan:
         return found + (["few rows"] if self.rows < LEAST else [])
 
     @property
+    def may_be_too_few(self) -> bool:
+        """Whether the rows may be too few for two chunks of layers, of which narrow products need more."""
+        return self.rows < LEAST or (self.rows < 2 * LEAST and "routed" in self.layers)
+
+    @property
     def is_plain(self) -> bool:
         """Whether only logits have a number for each row and word, and they are the largest product that can be divided."""
         largest = len(self.shape) > 1 or "attention" not in self.layers
@@ -475,6 +552,14 @@ def plan_of(seed: int, dtypes: tuple[str, ...] = tuple(DTYPES)) -> Plan:
         flat=draw.random() < 0.4, shaped=shapes_of(draw),
         terms=tuple(dict.fromkeys(terms)), ignored=draw.random() < 0.4, chunks=draw.randint(2, 16),
     )
+
+
+def with_layers(plan: Plan, seed: int) -> Plan:
+    """The same with a wide layer, and others before and after it."""
+    draw = random.Random(seed)
+    layers = [*draw.choices(list(WIDE), k=draw.randint(1, 2)), *draw.choices(list(BETWEEN), k=draw.randint(0, 2))]
+    draw.shuffle(layers)
+    return replace(plan, layers=tuple(layers), chunks=draw.randint(2, 6))
 
 
 # What the engine executes, and what of that sums over rows in another way than as a product of matrices, or as a loss.

@@ -2,7 +2,7 @@
 
 Invariant: with sums at once every bit is that of the step as it is, on one thread, if products of some rows have the bits
 of these rows of the whole; with totals, no error against float64 is more than twice that of the step as it is. What cannot
-be divided is refused by the name of a node of the step. The engine computes the same bits on any number of threads, and,
+be divided is refused by the name of a node of the step. Layers are divided likewise. The engine computes the same bits on any number of threads, and,
 if sums are at once or only products sum over rows, those of the step as it is.
 
 Tier: quick with ten seeds, 15 s; full with 144. `TIGHTFIT_SEEDS=1000-2000` tries others.
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(not BIN, reason="TIGHTFIT_BIN does not name the 
 PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default)
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 FLOATS = ("f16", "bf16", "f32")
-CHUNK = re.compile(r"(.+)\.chunk\d+")
+CHUNK = re.compile(r"(.+)\.(?:chunk|part)\d+")
 
 
 def seeds(quick: int, full: int) -> list:
@@ -158,20 +158,20 @@ def undivided(graph: dict, plan: drawn.Plan) -> list[str]:
     return [name for name, output in made if output["dtype"] in FLOATS and math.prod(output["shape"]) in sizes]
 
 
-def differences(case: drawn.Case, folder) -> dict[str, list[str]]:
-    """What is otherwise in chunks than it should be, and products of few rows that have other bits than the whole's."""
+def differences(case: drawn.Case, folder, *all_parts: str) -> dict[str, list[str]]:
+    """What is otherwise in these parts than it should be, and products of few rows that have other bits than the whole's."""
     path = folder / "graph.json"
     tightfit.export(case.model, case.loss, case.batch, optimizer=None, out=path, name="words", execute=False, check_size=False)
     recorded = Recorded(tightfit.to_fx(path))
     whole = ran(recorded, case)
     found: dict[str, list[str]] = {"bits": [], "errors": [], "products": [], "whole": []}
-    for parts in (f"{case.plan.chunks}", f"{case.plan.chunks}:totals"):
+    for parts in all_parts:
         graph = split(path, parts)
         divided = tightfit.to_fx(graph)
         made = ran(Run(divided), case)
         assert made.keys() == whole.keys()
         found["errors"] += errors(case, made, whole)
-        if not parts.isdigit():
+        if "totals" in parts:
             found["whole"] = undivided(graph, case.plan) if case.plan.is_plain else []
         else:
             rows = Rows(divided, recorded)
@@ -187,12 +187,25 @@ def differences(case: drawn.Case, folder) -> dict[str, list[str]]:
 def test_random_losses_in_chunks_are_those_of_the_whole(seed, tmp_path):
     case = drawn.Case.of(drawn.plan_of(seed), seed)
     try:
-        found = differences(case, tmp_path)
+        found = differences(case, tmp_path, f"{case.plan.chunks}", f"{case.plan.chunks}:totals")
     except Refused as refused:
         nodes = {node["name"] for node in json.loads((tmp_path / "graph.json").read_text())["nodes"]}
         assert case.plan.obstacles and blamed(str(refused)) in nodes | {None}, (case.plan, str(refused))
         return
     assert not found["bits"] and not found["errors"] and not found["whole"], (case.plan, found)
+
+
+@pytest.mark.parametrize("seed", seeds(4, 80))
+def test_random_layers_in_chunks_are_those_of_the_whole(seed, tmp_path):
+    case = drawn.Case.of(drawn.with_layers(drawn.plan_of(seed), seed), seed)
+    try:
+        found = differences(case, tmp_path, f"1+{case.plan.chunks}")
+    except Refused as refused:
+        blamed(str(refused))
+        assert case.plan.may_be_too_few, (case.plan, str(refused))
+        return
+    # Chunks of sequences do not end where loops over vectors do.
+    assert not found["errors"] and (not found["bits"] or case.plan.rows < drawn.LEAST), (case.plan, found)
 
 
 class Logits(nn.Module):
@@ -237,15 +250,15 @@ def same(one, other) -> bool:
     return is_alike and all(equal(weights[name], of_other[name]) for name in weights)
 
 
-def trained_in_parts(case: drawn.Case, step, budget: str) -> list[str]:
-    """What is otherwise in chunks than it should be."""
+def trained_in_parts(case: drawn.Case, step, budget: str, *all_parts: str) -> list[str]:
+    """What is otherwise in these parts than it should be."""
     whole = trained(step, "off", 1, "100%")
     found = [] if same(trained(step, "off", 2, budget), whole) else ["off on two threads"]
-    for parts in (f"{case.plan.chunks}", f"{case.plan.chunks}:totals"):
+    for parts in all_parts:
         one, two = (trained(step, parts, threads, budget) for threads in (1, 2))
         found += [] if same(one, two) else [f"{parts} on two threads"]
         # Where rows have an obstacle, chunks have sequences, which do not end where blocks do.
-        if parts.isdigit() or not (case.plan.sums or case.plan.obstacles):
+        if "totals" not in parts or not (case.plan.sums or case.plan.obstacles):
             found += [] if same(one, whole) else [parts]
             continue
         torch.testing.assert_close(one[0], whole[0], rtol=1e-6, atol=0)
@@ -263,7 +276,23 @@ def test_random_steps_train_in_chunks_as_they_do_whole(seed, corpus, tmp_path):
         assert case.plan.obstacles, case.plan
         return
     try:
-        assert trained_in_parts(case, step, "min" if seed % 2 else "100%") == [], case.plan
+        asked = (f"{case.plan.chunks}", f"{case.plan.chunks}:totals")
+        assert trained_in_parts(case, step, "min" if seed % 2 else "100%", *asked) == [], case.plan
     except Refused as refused:
         blamed(str(refused))
         assert case.plan.obstacles, (case.plan, str(refused))
+
+
+@pytest.mark.parametrize("seed", seeds(1, 16))
+def test_random_steps_train_with_layers_in_chunks_as_they_do_whole(seed, corpus, tmp_path):
+    case = drawn.Case.of(drawn.with_layers(drawn.plan_of_engine(seed), seed), seed)
+    try:
+        step = executable(case, corpus, tmp_path)
+    except tightfit.errors.ExportError:
+        assert case.plan.obstacles or "mixed" in case.plan.layers, case.plan
+        return
+    try:
+        assert trained_in_parts(case, step, "min" if seed % 2 else "100%", f"1+{case.plan.chunks}") == [], case.plan
+    except Refused as refused:
+        blamed(str(refused))
+        assert case.plan.may_be_too_few, (case.plan, str(refused))

@@ -12,7 +12,7 @@ use tightfit::plan::Planner;
 use tightfit::profile::Profile;
 use tightfit::sizes::{Dimension, LEAST, SizeError, resized};
 use tightfit::split::{NotParts, Parts, Sums, split};
-use tightfit_engine::{Divided, Division, FitTask, PARTS_TRIED, Step, fit_divided};
+use tightfit_engine::{Divided, Division, FitTask, Step, fit_divided, parts_tried};
 
 use crate::failure::Result;
 
@@ -41,8 +41,10 @@ pub struct Batches {
     micro_batches: u32,
     /// Chunks of rows in which the loss is computed, so that its logits exist for some rows at a
     /// time; `N:totals`: their gradient, too, of which each chunk adds a term to that of the
-    /// weight; `off`: all rows at once; `auto`: whatever makes the fastest plan (`check`: whatever
-    /// the plan is for) [default: off with one planner by name, or on several ranks, else auto]
+    /// weight; `N+M`, `1+M`: what layers make and do not keep, such as the hidden units of an MLP,
+    /// in M chunks; `off`: all rows at once; `auto`: whatever makes the fastest plan (`check`:
+    /// whatever the plan is for) [default: off with one planner by name, or on several ranks, else
+    /// auto]
     #[arg(
         long,
         value_name = "off|auto|N",
@@ -164,7 +166,7 @@ impl Batches {
             Ok(plan) => return Ok((graph, plan)),
             Err(error) => error,
         };
-        for parts in PARTS_TRIED.into_iter().filter(|_| given.is_none()) {
+        for parts in parts_tried().filter(|_| given.is_none()) {
             let Ok(graph) = split(sized, parts) else { continue };
             let graph = self.accumulated(graph)?;
             if let Ok(plan) = read(&graph) {

@@ -6,7 +6,7 @@ use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::plan::{PlanError, Planner};
 use tightfit::profile::Profile;
-use tightfit::split::{Parts, Sums, split};
+use tightfit::split::{Parts, split};
 use tightfit::units::{Bytes, Seconds};
 use tightfit::{FitError, Fitted, FittedPoint, Goal, Request};
 use tightfit_report::FrontierPoint;
@@ -75,11 +75,7 @@ impl Search<'_> {
 }
 
 /// The ways to divide a step, of which each budget gets the best, if a plan decides.
-const TRIED: [Parts; 3] = [
-    Parts::WHOLE,
-    Parts { chunks: 16, sums: Sums::AtOnce },
-    Parts { chunks: 16, sums: Sums::Totals },
-];
+const TRIED: [Parts; 3] = [Parts::WHOLE, Parts::of_loss(16), Parts::with_totals(16)];
 
 /// A step as it is, or in chunks.
 struct Form {

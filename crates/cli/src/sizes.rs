@@ -13,7 +13,7 @@ use tightfit::profile::Profile;
 use tightfit::sizes::{LEAST, Range, SizeError, Sizes, Trial, largest};
 use tightfit::split::{Parts, SplitError, split};
 use tightfit::units::{Bytes, Seconds};
-use tightfit_engine::{Budget, Divided, FitTask, FittedGraph, FittingError, PARTS_TRIED};
+use tightfit_engine::{Budget, Divided, FitTask, FittedGraph, FittingError};
 
 use crate::batches::Batches;
 use crate::failure::{Failure, Result};
@@ -230,7 +230,7 @@ impl Asked<'_> {
                 let mut brief = question.task(Budget::Smallest, 1.0);
                 brief.effort.deadline = Seconds(brief.effort.deadline.0.min(BRIEF.0));
                 // Of larger sizes, the loss will be in chunks.
-                let parts_there = if parts == Parts::WHOLE { PARTS_TRIED[0] } else { parts };
+                let parts_there = if parts == Parts::WHOLE { Parts::of_loss(16) } else { parts };
                 let least = || question.least(&sized, parts_there, &brief);
                 let smallest = if is_near { least() } else { None };
                 let unplanned = whole.as_ref().unwrap_or(&planned.unplanned).timeline().seconds;

@@ -24,6 +24,8 @@ fn chunks_change_no_bit() {
         ("four", "--budget 60% --threads 1 --split 4"),
         ("eight", "--budget 100% --threads 2 --split 8"),
         ("totals", "--budget 100% --threads 2 --split 4:totals"),
+        ("layers", "--budget 100% --threads 2 --split 1+4"),
+        ("both", "--budget 100% --threads 1 --split 2:totals+4"),
         ("auto", "--budget 60% --threads 2"),
     ] {
         assert!(weights(name, options) == whole, "{options}");
@@ -87,7 +89,7 @@ fn the_best_number_of_chunks_is_found() {
     assert!(refused.stderr.contains("as with --split 16"), "{}", refused.stderr);
 }
 
-/// Where nothing can be divided, `auto` plans as ever.
+/// Without a large loss, and where not the least is needed, `auto` plans as ever.
 #[test]
 fn a_step_without_a_large_loss_is_planned_as_it_is() {
     let folder = folder();
@@ -98,6 +100,16 @@ fn a_step_without_a_large_loss_is_planned_as_it_is() {
     }
     let plan = |name: &str| std::fs::read(folder.path().join(name)).unwrap();
     assert!(plan("off") == plan("auto"));
+    // Its layers can be, which needs less.
+    let smallest = |options: &str| {
+        let asked = format!("plan {graph} --budget min --json --iterations 2000 {options}");
+        run(folder.path(), &asked).done().result()
+    };
+    let [whole, layers] = ["--split off", "-o FOLDER/layers"].map(smallest);
+    assert_eq!(layers["split"], "1+4");
+    assert!(layers["budget_bytes"].as_u64() < whole["budget_bytes"].as_u64());
+    let checked = run(folder.path(), &format!("check {graph} FOLDER/layers --json"));
+    assert_eq!(checked.done().result()["overhead"], layers["overhead"]);
 }
 
 /// A larger step has more chunks, so it is divided once it has its size.

@@ -5,7 +5,7 @@
 mod divided;
 mod placed;
 
-pub use divided::{Divided, Division, TRIED as PARTS_TRIED, fit_divided};
+pub use divided::{Divided, Division, fit_divided, tried as parts_tried};
 pub use placed::{PlacementError, fit_placed};
 
 use thiserror::Error;

@@ -34,8 +34,8 @@ pub use execute::set_aside::SetAside;
 pub use execute::trial::{FastestStep, NodeTimings, Timings, VERSION, trial};
 pub use execute::weights;
 pub use fit::{
-    Divided, Division, FitTask, FittedGraph, FittedStep, FittingError, PARTS_TRIED, PlacementError,
-    fit_divided, fit_graph, fit_placed, fit_rest, fit_step, within_memory,
+    Divided, Division, FitTask, FittedGraph, FittedStep, FittingError, PlacementError, fit_divided,
+    fit_graph, fit_placed, fit_rest, fit_step, parts_tried, within_memory,
 };
 pub use kernels::{KernelError, assert_disjoint};
 pub use memory::process;

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tightfit::graph::{Graph, GraphBuilder, Node, NodeSpec, Phase, ValueSpec, read, write_file};
-use tightfit::split::{Parts, SplitError, Sums, split};
+use tightfit::split::{Parts, SplitError, Sums, parts_of, split};
 use tightfit::tensor::{Argument, DType, TensorType};
 use tightfit::units::Bytes;
 
@@ -23,7 +23,7 @@ const HEADS: [(&str, u64, u64); 7] = [
 ];
 
 fn totals(chunks: u64) -> Parts {
-    Parts { chunks, sums: Sums::Totals }
+    Parts::with_totals(chunks)
 }
 
 fn graph_of(file: &str) -> Graph {
@@ -50,7 +50,7 @@ fn no_tensor_has_all_rows_and_all_classes_afterwards() {
 fn what_sums_read_at_once_is_written_in_parts() {
     for (name, rows, classes) in HEADS {
         let graph = graph_of(name);
-        let made = split(&graph, Parts { chunks: 8, sums: Sums::AtOnce }).unwrap();
+        let made = split(&graph, Parts::of_loss(8)).unwrap();
         let wide = made.values().values().filter(|it| it.tensor.elements() == rows * classes);
         let makers: BTreeSet<&str> = wide.map(|it| &*made.nodes()[it.producer].op).collect();
         let written = ["aten.empty.memory_format", "aten.slice_scatter.default"];
@@ -77,7 +77,7 @@ fn chunk_of(name: &str) -> Option<&str> {
 #[test]
 fn chunks_of_both_passes_are_on_their_sides_of_a_barrier() {
     let graph = compiled();
-    for parts in [totals(8), Parts { chunks: 8, sums: Sums::AtOnce }] {
+    for parts in [totals(8), Parts::of_loss(8)] {
         let made = split(&graph, parts).unwrap();
         let barrier = made.node_named("barrier").unwrap();
         let mut seen = 0;
@@ -112,7 +112,7 @@ fn what_the_forward_pass_returns_is_read_in_parts() {
     builder.output(graph.nodes()[logits].outputs[0].unwrap());
     let names = graph.output_names().unwrap().iter().cloned();
     builder.output_names(names.chain(["logits".to_string()]).collect());
-    let made = split(&builder.build().unwrap(), Parts { chunks: 4, sums: Sums::AtOnce }).unwrap();
+    let made = split(&builder.build().unwrap(), Parts::of_loss(4)).unwrap();
     let barrier = made.node_named("barrier").unwrap();
     assert!(made.node_named("mm").is_some() && made.node_named("mm.chunk0").is_none());
     // The gradient needs the logarithms of a chunk, and they are made of its logits.
@@ -132,7 +132,7 @@ fn what_the_forward_pass_returns_is_read_in_parts() {
 fn parts_make_a_tensor_whole_before_it_is_read() {
     for (name, ..) in HEADS {
         for chunks in [2, 3, 16] {
-            let made = split(&graph_of(name), Parts { chunks, sums: Sums::AtOnce }).unwrap();
+            let made = split(&graph_of(name), Parts::of_loss(chunks)).unwrap();
             let rooms = made.nodes().values().filter(|node| node.op == "aten.empty.memory_format");
             let mut found = 0;
             for room in rooms {
@@ -175,7 +175,7 @@ fn the_gradient_of_a_table_is_made_by_columns() {
             graph.values().values().filter(|value| of_its_size(&value.tensor)).count()
         };
         assert!(whole(&graph) >= 2, "{name}");
-        assert_eq!(whole(&split(&graph, Parts { chunks: 8, sums: Sums::AtOnce }).unwrap()), 0);
+        assert_eq!(whole(&split(&graph, Parts::of_loss(8)).unwrap()), 0);
     }
 }
 
@@ -231,7 +231,7 @@ fn one_chunk_is_the_step_itself_and_small_losses_have_no_more() {
     // Chunks have 256 rows or more.
     assert_eq!(split(&graph, totals(8)).unwrap(), split(&graph, totals(1000)).unwrap());
     let small = graph_of("steps/gpt-nano/train.json.gz");
-    assert_eq!(split(&small, totals(2)).unwrap_err(), SplitError::Few { rows: 256 });
+    assert_eq!(split(&small, totals(2)).unwrap_err(), SplitError::Few { rows: 256, least: 16 });
 }
 
 #[test]
@@ -273,4 +273,38 @@ fn how_many_targets_count_may_be_a_result_and_other_losses_may_read_the_logits()
     builder.node(NodeSpec { name: "again".to_string(), ..NodeSpec::from(node) }, &outputs);
     let again = split(&builder.build().unwrap(), totals(4)).unwrap();
     assert!(again.node_named("again").is_some());
+}
+
+/// Hidden units of MLPs exist for some tokens at a time, but for what sums read at once, and the
+/// step stays what it was.
+#[test]
+fn what_layers_do_not_keep_is_made_in_parts() {
+    let both = totals(8).and_layers(4);
+    for (name, parts, rows, hidden) in [
+        ("gpt2_small_b8_s512", both, 4096, 3072),
+        ("llama_1b_b2_s2048", both, 4096, 8192),
+        ("vit_b16_b32", Parts::of_layers(4), 6304, 3072),
+    ] {
+        let graph = graph_of(&format!("graphs/{name}.json.gz"));
+        let made = split(&graph, parts).unwrap();
+        assert_eq!(parts_of(&made), Parts { sums: Sums::AtOnce, ..parts }, "{name}");
+        let wide = |graph: &Graph| -> BTreeSet<String> {
+            let is_wide = |shape: &[u64]| {
+                shape.last() == Some(&hidden) && shape.iter().product::<u64>() == rows * hidden
+            };
+            let values = graph.values().values().filter(|value| is_wide(&value.tensor.shape));
+            let makers = values.map(|value| graph.nodes()[value.producer].op.clone());
+            makers.filter(|op| op != "aten.view.default").collect()
+        };
+        assert!(wide(&graph).contains("aten.mul.Tensor"), "{name}");
+        let written = ["aten.empty.memory_format", "aten.slice_scatter.default"];
+        assert_eq!(wide(&made), written.map(String::from).into(), "{name}");
+        let operations =
+            |graph: &Graph| -> u64 { graph.nodes().values().map(|node| node.flops.0).sum() };
+        assert_eq!(operations(&graph), operations(&made), "{name}");
+        assert_eq!(graph.static_bytes(), made.static_bytes(), "{name}");
+        assert_eq!(graph.output_names(), made.output_names(), "{name}");
+        assert_eq!(read(&write_file(&made, true)).unwrap(), made, "{name}");
+    }
+    assert!(split(&graph_of("graphs/resnet50_b32.json.gz"), Parts::of_layers(4)).is_err());
 }

@@ -108,8 +108,10 @@ def compile(
     chunks of rows: logits and what follows from them exist for a part of the batch's tokens at a time, in the forward pass
     and once more in the backward pass (doc/theory/split.md). That is done where it makes a faster plan within the budget,
     or any, and changes no bit: products of chunks are compared with those of all rows first. With `bits="any"` that
-    does not matter, and chunks may also add up the gradient of the head's weight, which needs less. `split=N` asks for N
-    chunks, whatever their bits, and `split="off"` for none. Logits that the model returns as well exist for all rows.
+    does not matter, and chunks may also add up the gradient of the head's weight, which needs less. Where nothing else
+    fits, or for "min", hidden units of layers are in chunks, too. `split=N` asks for N chunks of the loss, `split="N+M"`
+    for M of layers, too, whatever their bits, and `split="off"` for none. Logits that the model returns as well exist for
+    all rows.
 
     Calls without gradients (in `torch.no_grad()`, `torch.inference_mode()`, and within `generate()`) are not captured:
     they run eagerly where the budget has room. The first of each kind of batch is counted; if it held more than was
@@ -199,7 +201,7 @@ class PlanInfo:
     held, if they are measured: with `fused=True`. `slab` is the size of the slab in bytes, once addresses are planned:
     with `addresses=True`. `offloaded` is the number of bytes of the tier that the step needs, and `swapped` says which
     tensors are away and when, the longest free time first: with `offload`. `split` says into which chunks the
-    loss is divided, if it is.
+    step is divided, if it is.
     """
 
     budget: int | None

@@ -1,4 +1,4 @@
-"""Whether the loss of a step is computed in chunks of rows, and in how many: decided with each plan.
+"""Whether the loss of a step is computed in chunks of rows, and its layers, and in how many: decided with each plan.
 
 Invariant: where the planner decides, chunks compute the bits that all rows at once do: products of some rows were
 compared with the same rows of the whole, on tensors of these shapes and strides, on this device; of what rounds otherwise
@@ -34,6 +34,8 @@ EQUAL = "equal"
 _MOST, _FEWER = "16", ("8", "4", "2")
 # One that changes bits, and holds less.
 _TOTALS = "16:totals"
+# In how many chunks layers are, and what stands for a loss that is in none.
+_LAYERS, _NO_CHUNKS = "+4", "1"
 # Products, whose inner sums may be shared out among threads if their rows are few.
 _PRODUCTS = {"aten.mm.default", "aten.addmm.default", "aten.bmm.default"}
 # Calls that compute each row by itself, or nothing.
@@ -57,7 +59,7 @@ _SUMS = {"logsumexp", "mean", "sum"}
 _SOFTMAX = {"_safe_softmax", "_softmax"}
 # Elements that loops take at once, at most: two vectors of numbers of 16 bits. Threads share loops over more than these.
 _VECTORS, _GRAIN = 64, 1 << 15
-_CHUNK = re.compile(r"(.+)\.chunk\d+")
+_CHUNK, _PART = re.compile(r"(.+)\.(?:chunk|part)\d+"), re.compile(r".+\.part\d+")
 
 
 class Indivisible(Exception):
@@ -74,10 +76,14 @@ class Division:
         self.now = WHOLE
         self.device = device
         self._is_settled = self.ways == (WHOLE,)
+        # Whether layers may be divided, where nothing else fits or the least is asked for.
+        self._may_divide_layers = len(self.ways) > 1
         # Whether ways are left out that change bits, and the step has one.
         self.has_others = EQUAL in ways
-        # The way that changes no bit, once it was looked for.
+        # Whether what is tried has to change no bit, the way that does not, and the one with layers, once they were looked for.
+        self._has_equal = EQUAL in ways
         self._equal: list[str] = []
+        self._layers: list[str] | None = None
         # The most bytes that looking for it held.
         self.most = 0
 
@@ -94,21 +100,31 @@ class Division:
              is_smallest: bool, excess: Callable[[dict[str, Any]], int] = lambda _: 0) -> Plan:
         """The best of the plans that `plan` makes of the step as it is, which is `whole`, and in chunks: the fastest, or the
         one that holds the least. Planning measures calls: forms of the step whose largest call exceeds the budget, by as many
-        bytes as `excess` says, are planned only if no other has a plan, that with the least excess first. Raises
-        `InfeasibleBudget`, that of what needs least, if none has."""
+        bytes as `excess` says, are planned only if no other has a plan, that with the least excess first. Layers in chunks
+        cost more, and are planned last, if no other has a plan or the least is asked for. Raises `InfeasibleBudget`, that of
+        what needs least, if none has."""
         found: list[Plan] = []
         refused: list[InfeasibleBudget] = []
+
+        def planned(way: str) -> None:
+            self.now = way
+            try:
+                found.append(replace(plan(), split=way))
+            except InfeasibleBudget as error:
+                refused.append(error.with_traceback(None))
+
         try:
             for way, exceeds in self._in_order(whole, excess):
                 if found and exceeds:
                     break
-                for self.now in self._equal_ways(whole) if way == EQUAL else (way,):
-                    try:
-                        found.append(replace(plan(), split=self.now))
-                    except InfeasibleBudget as error:
-                        refused.append(error.with_traceback(None))
+                for one in self._equal_ways(whole) if way == EQUAL else (way,):
+                    planned(one)
                 if found and not is_smallest and lost(found[0]) == 0:
                     break
+            if self._may_divide_layers and (is_smallest or not found):
+                layers = self._with_layers(whole)
+                if layers is not None and not (found and excess(divided(whole(), layers)) > 0):
+                    planned(layers)
         finally:
             self.now = WHOLE
         if not found:
@@ -158,15 +174,32 @@ class Division:
     def _equal_ways(self, whole: Callable[[], dict[str, Any]]) -> list[str]:
         """The most chunks that change no bit, if any do not."""
         if self.ways[-1] == EQUAL:
-            try:
-                with Count.aside(self.device):
-                    found, self.most = equal_way(whole(), self.device)
-                self._equal = [] if found is None else [found]
-            except RuntimeError as error:
-                if not is_out_of_memory(error):
-                    raise
+            found = self._first_equal(whole, (_MOST, *_FEWER))
+            self._equal = [] if found is None else [found]
             self.ways = (*self.ways[:-1], *self._equal)
         return self._equal
+
+    def _with_layers(self, whole: Callable[[], dict[str, Any]]) -> str | None:
+        """Layers divided, and the loss with them as far as can be, if what is in chunks as the loss is no layer."""
+        if self._layers is None:
+            self._equal_ways(whole)
+            counts = {way + _LAYERS: _in_parts(whole(), way + _LAYERS) for way in (self.ways[-1], _NO_CHUNKS) if way != WHOLE}
+            way = max(counts, key=counts.__getitem__)
+            can_be = counts[way] > 0 and not (self._has_equal and self._first_equal(whole, (way,)) is None)
+            self._layers = [way] if can_be else []
+        return self._layers[0] if self._layers else None
+
+    def _first_equal(self, whole: Callable[[], dict[str, Any]], ways: Sequence[str]) -> str | None:
+        """The first of these ways that changes no bit; `None` if none was found in the memory there is."""
+        try:
+            with Count.aside(self.device):
+                found, most = equal_way(whole(), self.device, ways)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return None
+        self.most = max(self.most, most)
+        return found
 
 
 def predicted(ways: Sequence[str]) -> tuple[str, ...]:
@@ -189,12 +222,20 @@ def _is_divisible(whole: dict[str, Any], way: str) -> bool:
         return False
 
 
-def equal_way(whole: dict[str, Any], device: torch.device) -> tuple[str | None, int]:
-    """The most chunks that change no bit, if any do not, and the most bytes that finding out held. What was found out of
-    products is kept in a file for later starts."""
+def _in_parts(whole: dict[str, Any], way: str) -> int:
+    """How many calls of layers are in chunks if a step is divided in this way."""
+    try:
+        return sum(_PART.fullmatch(node["name"]) is not None for node in divided(whole, way)["nodes"])
+    except Indivisible:
+        return 0
+
+
+def equal_way(whole: dict[str, Any], device: torch.device, ways: Sequence[str]) -> tuple[str | None, int]:
+    """The first of these ways that changes no bit, if any does not, and the most bytes that finding out held. What was found
+    out of products is kept in a file for later starts."""
     values, named = values_of(whole), {node["name"]: node for node in whole["nodes"]}
     kept, most = _Kept(device), 0
-    for way in (_MOST, *_FEWER):
+    for way in ways:
         graph = divided(whole, way)
         parts, chunks = values_of(graph), _products(graph)
         if not elements_stay(values, named, graph, parts, device):

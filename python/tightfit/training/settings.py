@@ -133,8 +133,8 @@ def parts_of(split: Any, bits: Any) -> tuple[str, ...]:
     if split == "auto":
         return ("off", "equal") if bits == "equal" else ("off", "16", "16:totals")
     if isinstance(split, bool) or not isinstance(split, (int, str)):
-        raise OptionError(f"split={split!r} says not how a step is divided; give \"off\", \"auto\", a number of chunks, or that and "
-                          "\":totals\"")
+        raise OptionError(f"split={split!r} says not how a step is divided; give \"off\", \"auto\", a number of chunks, that and "
+                          "\":totals\", or \"8+4\" for layers in chunks, too")
     try:
         return (asked(_native.parts, str(split)),)
     except OptionError as error:

@@ -7,7 +7,7 @@ use std::path::Path;
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::schedule::{Instruction, Schedule};
-use tightfit::split::{Parts, chunks_of};
+use tightfit::split::{Parts, parts_of};
 use tightfit::units::Bytes;
 use tightfit_engine::{Budget, Dataset, FittedGraph, FittedStep, Session, Step, step};
 
@@ -71,8 +71,8 @@ pub fn announce(
         recomputed_operators(&step.training, schedule)
     )?;
     if parts != Parts::WHOLE {
-        let chunks = format!("{} chunks", chunks_of(&step.training));
-        row!("split", chunks, "of the loss, as with --split {parts}")?;
+        let chunks = format!("{} chunks", parts_of(&step.training));
+        row!("split", chunks, "of rows, as with --split {parts}")?;
     }
     let [out, back] = schedule.moved();
     if out + back > Bytes::ZERO {

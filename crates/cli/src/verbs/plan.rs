@@ -19,7 +19,7 @@ use tightfit::machine::Machine;
 use tightfit::plan::{Infeasible, LiveTensor, Planner, rewrite};
 use tightfit::profile::Profile;
 use tightfit::schedule::Schedule;
-use tightfit::split::{Parts, chunks_of, divided_at};
+use tightfit::split::{Parts, divided_at, parts_of};
 use tightfit::units::{Bytes, Seconds};
 use tightfit::{BoundOrder, Fitted, schedule};
 use tightfit_engine::{Budget, Divided, FitTask, FittedGraph};
@@ -163,8 +163,8 @@ pub fn plan(arguments: &Arguments) -> Result<ExitCode> {
             let error = match parts {
                 Parts::WHOLE => error,
                 parts => {
-                    let chunks = chunks_of(&graph);
-                    error.context(format!("in {chunks} chunks, as with --split {parts}"))
+                    let there = parts_of(&graph);
+                    error.context(format!("in {there} chunks, as with --split {parts}"))
                 }
             };
             return match more {
@@ -177,8 +177,14 @@ pub fn plan(arguments: &Arguments) -> Result<ExitCode> {
     let details = arguments.details.of_plan(&graph, &profile, planner, &planned)?;
     let divided = (parts != Parts::WHOLE).then(|| Chunked {
         parts,
-        chunks: chunks_of(&graph),
-        product: divided_at(&graph).unwrap_or_default().to_string(),
+        there: parts_of(&graph),
+        of: match divided_at(&graph) {
+            Some(product) if parts.layers > 1 => {
+                format!("`{product}`, of what follows, and of layers")
+            }
+            Some(product) => format!("`{product}` and what follows"),
+            None => "layers".to_string(),
+        },
         calls: profile.total(&graph.compute_nodes()),
     });
     let whole = whole.as_ref().unwrap_or(&planned.unplanned);
@@ -234,9 +240,9 @@ struct Chunked {
     /// How many were asked for, and how sums are made.
     parts: Parts,
     /// How many there are.
-    chunks: u64,
-    /// The product that it begins with.
-    product: String,
+    there: Parts,
+    /// What has them.
+    of: String,
     /// The time of all calls, each run once.
     calls: Seconds,
 }
@@ -395,12 +401,11 @@ impl Answer<'_> {
             adopted.map_or(String::new(), |rule| format!(", which took {}'s plan", rule.name())),
             self.seconds.0 * 1e3
         )?;
-        if let Some(Chunked { parts, chunks, product, calls }) = &self.divided {
+        if let Some(Chunked { parts, there, of, calls }) = &self.divided {
             row!(
                 "split",
-                format!("{chunks} chunks"),
-                "of rows of `{product}` and what follows, as with --split {parts}; the calls take \
-                 {} instead of {}",
+                format!("{there} chunks"),
+                "of rows of {of}, as with --split {parts}; the calls take {} instead of {}",
                 output::milliseconds(*calls),
                 output::milliseconds(self.whole.timeline().seconds)
             )?;
@@ -414,7 +419,7 @@ impl Answer<'_> {
             BoundOrder::Any => "no schedule is faster than this",
         };
         let whose = match &self.divided {
-            Some(divided) => format!("in {} chunks, {whose}", divided.chunks),
+            Some(divided) => format!("in {} chunks, {whose}", divided.there),
             None => whose.to_string(),
         };
         let least = output::percent(overhead - gap);

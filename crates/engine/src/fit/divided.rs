@@ -12,7 +12,7 @@ use tightfit::effort::Effort;
 use tightfit::graph::Graph;
 use tightfit::plan::{Infeasible, PlanError, needed};
 use tightfit::profile::Profile;
-use tightfit::split::{Parts, Sums};
+use tightfit::split::Parts;
 use tightfit::units::{Bytes, Seconds};
 use tightfit::{FitError, Fitted};
 
@@ -20,12 +20,18 @@ use crate::budget::Budget;
 use crate::fit::{FitTask, FittedGraph, FittingError, fit_graph, whole_budget};
 use crate::reserve::reserve;
 
-/// The divisions that are tried, those that need least first.
-pub const TRIED: [Parts; 3] = [
-    Parts { chunks: 16, sums: Sums::AtOnce },
-    Parts { chunks: 16, sums: Sums::Totals },
-    Parts { chunks: 4, sums: Sums::AtOnce },
-];
+/// The divisions of the loss that are tried.
+const OF_LOSS: [Parts; 3] = [Parts::of_loss(16), Parts::with_totals(16), Parts::of_loss(4)];
+/// Those with layers in chunks, too: they cost more, and are tried where nothing else fits, or the
+/// smallest plan is requested.
+const OF_LAYERS: [Parts; 3] =
+    [Parts::of_loss(16).and_layers(4), Parts::with_totals(16).and_layers(4), Parts::of_layers(4)];
+
+/// All divisions that are tried.
+pub fn tried() -> impl Iterator<Item = Parts> {
+    OF_LOSS.into_iter().chain(OF_LAYERS)
+}
+
 /// The part of the effort for a first plan.
 const FIRST: f64 = 0.06;
 
@@ -69,68 +75,113 @@ pub struct Divided {
 /// needs least. A share of a budget is one of the step as it is.
 pub fn fit_divided(graph: Graph, division: Division<'_>, task: &FitTask<'_>) -> Divided {
     let profile = (division.profile)(Parts::WHOLE, &graph);
-    let first = Some(division.given.unwrap_or(TRIED[0])).filter(|&parts| parts != Parts::WHOLE);
-    let divided = first.and_then(|parts| Some((parts, (division.graph)(parts)?)));
-    let search = divided.and_then(|divided| Some((Search::of(&graph, &profile, task)?, divided)));
-    let mut search = match search {
-        Some((search, (parts, divided))) if division.given.is_some() => {
-            let profile = (division.profile)(parts, &divided);
-            return search.plan(parts, (divided, profile), task.effort);
-        }
-        Some((search, _)) if !search.fits() => search,
-        _ => {
-            let planned = fit_graph(&graph, &profile, task);
-            return Divided { parts: Parts::WHOLE, graph, profile, planned, whole: None };
-        }
+    let search = Search::of(&graph, &profile, task);
+    if let Some(parts) = division.given.filter(|&parts| parts != Parts::WHOLE)
+        && let (Some(search), Some(divided)) = (&search, (division.graph)(parts))
+    {
+        let profile = (division.profile)(parts, &divided);
+        return search.plan(parts, (divided, profile), task.effort);
+    }
+    let divides = |parts| (division.graph)(parts).is_some();
+    let may_divide = |search: &Search<'_>| {
+        division.given.is_none() && !search.fits() && (divides(OF_LOSS[0]) || divides(OF_LAYERS[2]))
     };
-    let rates = |graph: &Graph| Profile::new(graph, task.machine).total(&graph.compute_nodes()).0;
-    // Rates say what measuring would be wasted on.
-    let measured = profile.total(&graph.compute_nodes()).0 / rates(&graph);
-    let least = search.least(&graph);
-    let mut forms = vec![Form { parts: Parts::WHOLE, graph, profile: Some(profile), least }];
-    for parts in TRIED {
-        let Some(graph) = (division.graph)(parts) else { continue };
-        // There may not be that many blocks of rows.
-        if forms.iter().all(|known| known.graph.hash() != graph.hash()) {
-            let least = search.least(&graph);
-            forms.push(Form { parts, graph, profile: None, least });
+    let Some(search) = search.filter(may_divide) else {
+        let planned = fit_graph(&graph, &profile, task);
+        return Divided { parts: Parts::WHOLE, graph, profile, planned, whole: None };
+    };
+    let mut first = First::of(search, division, (graph, profile));
+    if first.search.is_smallest() {
+        first.plan(tried());
+    } else {
+        first.plan(OF_LOSS);
+        if first.planned.iter().all(|known| known.planned.is_err()) {
+            first.plan(OF_LAYERS);
         }
     }
-    let least = forms.iter().map(|form| form.least).min();
-    let share = if search.is_smallest() { FIRST_SMALLEST } else { FIRST };
-    if search.is_smallest() {
-        // Where least is needed, least will be reached; often that is less than others need.
-        forms.sort_by_key(|form| form.least);
-    }
-    let effort = first_effort(task.effort, share);
-    let mut planned: Vec<Divided> = Vec::new();
-    for Form { parts, graph, profile, .. } in forms {
-        if let Some(best) = planned.iter_mut().min_by(|one, other| search.compare(one, other)) {
-            let at_least = Seconds(rates(&graph) * measured);
-            if !search.can_be_better(at_least, best) || search.needs_more(&graph, best) {
-                continue;
-            }
-            if search.left().0 < LAST * task.effort.deadline.0 {
-                search.admit(&graph, best);
-                continue;
-            }
-        }
-        let before = (task.effort.clock)().0;
-        let profile = profile.unwrap_or_else(|| (division.profile)(parts, &graph));
-        search.start.0 += (task.effort.clock)().0 - before;
-        let calls = profile.total(&graph.compute_nodes());
-        if planned.iter().all(|known| search.can_be_better(calls, known)) {
-            planned.push(search.plan(parts, (graph, profile), effort));
-        }
-    }
+    let First { search, planned, least, .. } = first;
     let mut best = search.improved(planned);
     // What is proven of one way to divide the step is not proven of the others.
-    if let (Ok(planned), Some(least)) = (&mut best.planned, least)
+    if let Ok(planned) = &mut best.planned
         && let Some(limit) = &mut planned.limit
     {
         limit.needed = limit.needed.min(least);
     }
     best
+}
+
+/// The first plans of a step as it is and in chunks.
+struct First<'a> {
+    search: Search<'a>,
+    division: Division<'a>,
+    /// How much longer measured calls take than their rates say.
+    measured: f64,
+    /// What is to be planned.
+    forms: Vec<Form>,
+    planned: Vec<Divided>,
+    /// A budget that every plan of any form needs.
+    least: Bytes,
+}
+
+impl<'a> First<'a> {
+    /// None yet, of a step as it is, with what it costs.
+    fn of(
+        search: Search<'a>,
+        division: Division<'a>,
+        (graph, profile): (Graph, Profile),
+    ) -> First<'a> {
+        let measured = profile.total(&graph.compute_nodes()).0 / search.rates(&graph).0;
+        let least = search.least(&graph);
+        let forms = vec![Form { parts: Parts::WHOLE, graph, profile: Some(profile), least }];
+        First { search, division, measured, forms, planned: Vec::new(), least }
+    }
+
+    /// Plans what is yet to be planned, and the step in these parts, each for a part of the effort,
+    /// unless it cannot be better than what is there.
+    fn plan(&mut self, all: impl IntoIterator<Item = Parts>) {
+        for parts in all {
+            let Some(graph) = (self.division.graph)(parts) else { continue };
+            // There may not be that many blocks of rows.
+            if self.forms.iter().all(|known| known.graph.hash() != graph.hash()) {
+                let least = self.search.least(&graph);
+                self.forms.push(Form { parts, graph, profile: None, least });
+            }
+        }
+        if self.search.is_smallest() {
+            // Where least is needed, least will be reached; often that is less than others need.
+            self.forms.sort_by_key(|form| form.least);
+        }
+        for form in std::mem::take(&mut self.forms) {
+            self.least = self.least.min(form.least);
+            self.plan_form(form);
+        }
+    }
+
+    fn plan_form(&mut self, Form { parts, graph, profile, .. }: Form) {
+        let task = self.search.task;
+        let search = &mut self.search;
+        let share = if search.is_smallest() { FIRST_SMALLEST } else { FIRST };
+        let best = self.planned.iter_mut().min_by(|one, other| search.compare(one, other));
+        if let Some(best) = best {
+            // Rates say what measuring would be wasted on.
+            let at_least = Seconds(search.rates(&graph).0 * self.measured);
+            if !search.can_be_better(at_least, best) || search.needs_more(&graph, best) {
+                return;
+            }
+            if search.left().0 < LAST * task.effort.deadline.0 {
+                search.admit(&graph, best);
+                return;
+            }
+        }
+        let before = (task.effort.clock)().0;
+        let profile = profile.unwrap_or_else(|| (self.division.profile)(parts, &graph));
+        search.start.0 += (task.effort.clock)().0 - before;
+        let calls = profile.total(&graph.compute_nodes());
+        if self.planned.iter().all(|known| search.can_be_better(calls, known)) {
+            let effort = first_effort(task.effort, share);
+            self.planned.push(search.plan(parts, (graph, profile), effort));
+        }
+    }
 }
 
 /// The effort for a first plan.
@@ -216,6 +267,11 @@ impl<'a> Search<'a> {
         }
     }
 
+    /// The time of all calls of a step, by the rates of the machine.
+    fn rates(&self, graph: &Graph) -> Seconds {
+        Profile::new(graph, self.task.machine).total(&graph.compute_nodes())
+    }
+
     /// A budget that every plan of a step needs.
     fn least(&self, graph: &Graph) -> Bytes {
         let profile = Profile::new(graph, self.task.machine);
@@ -255,7 +311,10 @@ impl<'a> Search<'a> {
     /// had been asked for, or in the time that is left.
     fn improved(&self, mut planned: Vec<Divided>) -> Divided {
         planned.sort_by(|one, other| self.compare(one, other));
-        let by_promise = |a: &&Divided, b: &&Divided| self.promise(a).total_cmp(&self.promise(b));
+        let is_divided = |it: &Divided| it.parts != Parts::WHOLE;
+        let by_promise = |a: &&Divided, b: &&Divided| {
+            self.promise(a).total_cmp(&self.promise(b)).then(is_divided(a).cmp(&is_divided(b)))
+        };
         let known = planned.iter().min_by(by_promise).expect("the first form is planned");
         let deadline = self.left();
         if deadline > Seconds(0.0) && !self.is_best(known) {

@@ -7,7 +7,7 @@ use crate::graph::{Graph, Node, Phase};
 use crate::id::{NodeId, ValueId};
 use crate::operator::Operator;
 use crate::split::growth::Growth;
-use crate::split::region::{Form, Obstacle, Region, Step};
+use crate::split::region::{Form, LEAST, Obstacle, Region, Step, Whole};
 use crate::split::{BLOCK, SplitError, Sums};
 
 /// What adds rows of a gradient up into a table, by their indices.
@@ -33,24 +33,16 @@ pub fn first<T>(
     };
     products.retain(|&(_, value)| shape(value)[0] > BLOCK);
     if products.is_empty() {
-        return Err(SplitError::Few { rows: most });
+        return Err(SplitError::Few { rows: most, least: LEAST });
     }
     let last = products.iter().map(|&(id, _)| id).max();
     products.sort_by_key(|&(id, value)| Reverse((graph.values()[value].tensor.elements(), id)));
-    let divided = |id: NodeId, value: ValueId, form: Form| {
-        let grown = Growth::of(&step, (id, value), form).grown(sums);
-        let unsuited = |Obstacle(id, why)| {
-            let node = graph.nodes()[id].name.clone();
-            SplitError::Unsuited { node, why }
-        };
-        grown.map_err(unsuited).and_then(|region| write(&region))
-    };
     let mut refused = None;
     for (id, value) in products {
         let is_last = last == Some(id);
         let mut first = None;
         for form in step.forms(value).into_iter().take(if is_last { usize::MAX } else { 1 }) {
-            match divided(id, value, form) {
+            match part(&step, (id, value), form, sums).and_then(|region| write(&region)) {
                 Ok(made) => return Ok(made),
                 Err(error) => first = first.or(Some(error)),
             }
@@ -62,6 +54,20 @@ pub fn first<T>(
     Err(refused.expect("there is a product"))
 }
 
+/// The part of a step around a product, in this form.
+pub fn part(
+    step: &Step<'_>,
+    product: (NodeId, ValueId),
+    form: Form,
+    sums: Sums,
+) -> Result<Region, SplitError> {
+    let unsuited = |Obstacle(id, why)| {
+        let node = step.graph.nodes()[id].name.clone();
+        SplitError::Unsuited { node, why }
+    };
+    Growth::of(step, product, form).grown(sums).map_err(unsuited)
+}
+
 /// The gradient of the largest table that is looked up in, by columns: what adds it up, and
 /// what becomes of that, up to the last tensor of its size. `None` if nothing becomes of it.
 pub fn of_table(graph: &Graph) -> Option<Region> {
@@ -71,11 +77,12 @@ pub fn of_table(graph: &Graph) -> Option<Region> {
     let elements = |value: ValueId| graph.values()[value].tensor.elements();
     let (id, value) = tables.max_by_key(|&(id, value)| (elements(value), Reverse(id)))?;
     let &[_, columns] = &graph.values()[value].tensor.shape[..] else { return None };
-    Growth::of(&step, (id, value), Form { rows: columns, border: None }).along_columns()
+    Growth::of(&step, (id, value), Form { rows: columns, border: None, whole: Whole::Step })
+        .along_columns()
 }
 
 /// A product of two matrices of the forward pass, and its output.
-fn product((id, node): (NodeId, &Node)) -> Option<(NodeId, ValueId)> {
+pub fn product((id, node): (NodeId, &Node)) -> Option<(NodeId, ValueId)> {
     let is_one = matches!(node.operator, Some(Operator::Mm | Operator::Addmm))
         && node.phase == Phase::Forward;
     Some((id, node.outputs.first().copied().flatten()?)).filter(|_| is_one)

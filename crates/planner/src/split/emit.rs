@@ -14,7 +14,7 @@ use crate::id::{NodeId, StorageId, ValueId};
 use crate::operator::{Operator, Output};
 use crate::split::SplitError;
 use crate::split::along::{Along, Piece, Written, is_transposed};
-use crate::split::region::Region;
+use crate::split::region::{Region, Whole};
 use crate::split::span::Span;
 use crate::split::writer::{Call, Writer, sizes};
 use crate::tensor::Argument;
@@ -40,6 +40,7 @@ pub struct Emitter<'a> {
 
 /// What was made of the rows of one chunk.
 struct Chunk {
+    whole: Whole,
     number: usize,
     first: u64,
     end: u64,
@@ -98,7 +99,7 @@ impl<'a> Emitter<'a> {
         let mut chunks: Vec<Chunk> = borders
             .windows(2)
             .enumerate()
-            .map(|(number, ends)| Chunk::new(number, (ends[0], ends[1]), self.region.rows))
+            .map(|(number, ends)| Chunk::new(self.region, number, (ends[0], ends[1])))
             .collect();
         let (region, around) = (self.region, self.around());
         let sides = std::mem::take(&mut self.sides);
@@ -305,7 +306,7 @@ impl<'a> Emitter<'a> {
             number(chunk.first * span.each),
             number(chunk.end * span.each),
         ];
-        let name = format!("{}{of}.chunk{}", self.name_of(value), chunk.number);
+        let name = format!("{}{of}{}", self.name_of(value), chunk.suffix());
         let made = self.writer.first(Call::new(name, "aten.slice.Tensor", args, reader))?;
         chunk.parts.insert((value, span.first), made);
         Ok(made)
@@ -346,15 +347,20 @@ impl<'a> Emitter<'a> {
 }
 
 impl Chunk {
-    fn new(number: usize, (first, end): (u64, u64), rows: u64) -> Chunk {
+    fn new(region: &Region, number: usize, (first, end): (u64, u64)) -> Chunk {
         let (made, calls, parts) = (HashMap::new(), Vec::new(), HashMap::new());
-        Chunk { number, first, end, rows, made, calls, parts }
+        Chunk { whole: region.whole, number, first, end, rows: region.rows, made, calls, parts }
+    }
+
+    /// What the names of its calls end in.
+    fn suffix(&self) -> String {
+        format!("{}{}", self.whole.suffix(), self.number)
     }
 
     /// A call of this chunk that stands for another one.
     fn call<'n>(&self, of: &'n Node, op: &'n str, args: Vec<Argument>) -> Call<'n> {
         let share = Some((self.end - self.first) as f64 / self.rows as f64);
-        Call { share, ..Call::new(format!("{}.chunk{}", of.name, self.number), op, args, of) }
+        Call { share, ..Call::new(format!("{}{}", of.name, self.suffix()), op, args, of) }
     }
 }
 

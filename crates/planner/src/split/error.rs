@@ -8,7 +8,10 @@ use crate::operator::Unsuited;
 
 /// A text that does not say how a step is divided.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-#[error("give `off`, a number of chunks from 2 to 1024, or that and `:totals`, as in `8:totals`")]
+#[error(
+    "give `off`, a number of chunks from 2 to 1024, or that and `:totals`, as in `8:totals`, and \
+     for layers in chunks, `+` and their number, as in `8+4` or `1+4`"
+)]
 pub struct NotParts;
 
 /// Why a step cannot be computed in chunks.
@@ -28,12 +31,14 @@ pub enum SplitError {
     },
     /// There are too few rows.
     #[error(
-        "{rows} rows are too few for two chunks: there have to be more than 256, and 16 or more in \
-         the last one"
+        "{rows} rows are too few for two chunks: there have to be more than 256, and {least} or \
+         more in the last one"
     )]
     Few {
         /// The rows.
         rows: u64,
+        /// As many are a chunk.
+        least: u64,
     },
     /// A call of a chunk would not conform to its operator.
     #[error("node `{node}` in chunks: {error}")]

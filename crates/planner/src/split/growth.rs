@@ -9,7 +9,7 @@ use crate::id::{NodeId, StorageId, ValueId};
 use crate::operator::Kind;
 use crate::split::Sums;
 use crate::split::along::{Along, Piece, Written, is_transposed};
-use crate::split::region::{BARRIER, Form, Obstacle, Region, Step, is_product};
+use crate::split::region::{BARRIER, Form, Obstacle, Region, Step, Whole, is_product};
 use crate::split::span::Span;
 
 /// A part that grows.
@@ -41,6 +41,7 @@ impl<'a> Growth<'a> {
                 product,
                 rows: form.rows,
                 each: 1,
+                whole: form.whole,
                 calls,
                 border: None,
                 spans,
@@ -223,7 +224,7 @@ impl<'a> Growth<'a> {
         let id = self.step.graph.values()[value].producer;
         let span = self.region.calls[&reader].span(node, value);
         let stays = self.step.graph.nodes()[id].phase.is_placeholder()
-            || is_product(&self.step.graph.nodes()[id]);
+            || self.region.whole == Whole::Step && is_product(&self.step.graph.nodes()[id]);
         match span {
             Some(span) if !stays && self.along(id, value, span).is_ok() => {
                 self.add(id, value, span)

@@ -25,6 +25,8 @@ pub struct Region {
     pub rows: u64,
     /// How many rows of the product are one of them.
     pub each: u64,
+    /// What it is a part of.
+    pub whole: Whole,
     /// Its calls, in the order of the step.
     pub calls: BTreeMap<NodeId, Along>,
     /// The first call of the backward pass, if the passes are separate.
@@ -45,12 +47,46 @@ pub struct Form {
     pub rows: u64,
     /// Where the backward pass begins, if the passes are separate.
     pub border: Option<NodeId>,
+    /// What it is a part of.
+    pub whole: Whole,
+}
+
+/// What a part is one of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whole {
+    /// The loss, or a table: other products are ends of the part.
+    Step,
+    /// A layer: other products that make something wide belong to the part.
+    Layer,
+}
+
+impl Whole {
+    /// What the names of its chunks' calls end in, before their numbers.
+    pub fn suffix(self) -> &'static str {
+        match self {
+            Whole::Step => ".chunk",
+            Whole::Layer => ".part",
+        }
+    }
 }
 
 /// Why a call keeps a part from being divided.
 pub struct Obstacle(pub NodeId, pub &'static str);
 
 impl Region {
+    /// The fewest rows of a chunk with which products sum as they do with all rows.
+    pub fn least(&self, graph: &Graph) -> u64 {
+        let columns = self.calls.iter().filter_map(|(&id, along)| {
+            let node = &graph.nodes()[id];
+            let makes_rows = is_product(node) && matches!(along.outputs[..], [Piece::Rows(_)]);
+            let tensor = &graph.values()[node.outputs.first().copied().flatten()?].tensor;
+            let of_all = tensor.shape.iter().rev().take(2).product::<u64>();
+            makes_rows.then(|| of_all / (self.rows * self.each))
+        });
+        let narrowest = columns.min().unwrap_or(FEW).max(1);
+        LEAST.max(FEW / narrowest + 1).div_ceil(self.each)
+    }
+
     /// Whether only products sum over its rows, in blocks that end where chunks do.
     pub fn sums_products(&self, graph: &Graph) -> bool {
         self.calls.iter().all(|(&id, along)| {
@@ -59,6 +95,11 @@ impl Region {
         })
     }
 }
+
+/// A chunk has this many rows or more: with fewer, loops and products are other ones.
+pub const LEAST: u64 = 16;
+/// Products of no more elements are summed in another order.
+const FEW: u64 = 256;
 
 /// What separates the passes: all that the forward pass returns is there, and its gradients come.
 pub const BARRIER: &str = "tightfit.barrier";
@@ -98,7 +139,7 @@ impl<'a> Step<'a> {
         let backward = nodes.find(|(_, node)| node.phase == Phase::Backward).map(|(id, _)| id);
         // A barrier between the passes is the first call of the backward pass.
         let apart = backward.filter(|first| self.border != Some(*first));
-        let form = |rows, border| Some(Form { rows: rows?, border });
+        let form = |rows, border| Some(Form { rows: rows?, border, whole: Whole::Step });
         let forms = [
             form(Some(rows), self.border),
             form(sequences, self.border),
@@ -106,6 +147,21 @@ impl<'a> Step<'a> {
             apart.and_then(|border| form(sequences, Some(border))),
         ];
         forms.into_iter().flatten().collect()
+    }
+
+    /// Ways to divide what a layer makes of a product, and what the backward pass makes of that: by
+    /// rows, and by sequences if there are any. All of the backward pass that follows from more
+    /// than placeholders and is no view comes after the product.
+    pub fn forms_of_layer(&self, product: ValueId) -> (Form, Option<Form>) {
+        let start = self.graph.values()[product].producer;
+        let is_after = |(id, node): &(NodeId, &Node)| {
+            let is_new = !node.inputs.is_empty() && self.makes_its_own(node);
+            *id > start && node.phase == Phase::Backward && is_new
+        };
+        let border = self.graph.nodes().iter().find(is_after).map(|(id, _)| id);
+        let rows = self.graph.values()[product].tensor.shape[0];
+        let form = |rows| Form { rows, border, whole: Whole::Layer };
+        (form(rows), self.sequences(product).map(form))
     }
 
     /// How many sequences the rows of a matrix are, if it is shown as such.

@@ -78,7 +78,7 @@ impl Emitter<'_> {
             number(chunk.first * span.each),
             number(chunk.end * span.each),
         ];
-        let name = format!("{}.into.chunk{}", self.name_of(value), chunk.number);
+        let name = format!("{}.into{}", self.name_of(value), chunk.suffix());
         self.writer.first(Call::new(name, SLICE_SCATTER, args, node).over(whole))
     }
 
@@ -108,7 +108,7 @@ impl Emitter<'_> {
         term: ValueId,
         chunk: &Chunk,
     ) -> Result<(), SplitError> {
-        let name = format!("{}.total.chunk{}", self.name_of(output), chunk.number);
+        let name = format!("{}.total{}", self.name_of(output), chunk.suffix());
         let made = match self.totals.get(&output) {
             Some(&total) => {
                 let args = vec![Argument::Value(total), Argument::Value(term)];
