@@ -38,6 +38,10 @@ const FIRST: f64 = 0.06;
 /// The same where the smallest plan is requested, which takes longer to find.
 const FIRST_SMALLEST: f64 = 0.25;
 
+/// If the smallest plan is requested, and the step as it is seems to need at most this times the
+/// least, it is planned with all of the effort, too: the answer is no larger than its own.
+const NEAR: f64 = 1.25;
+
 /// The most seconds of a first plan, however long the search may take.
 const FIRST_SECONDS: f64 = 5.0;
 
@@ -149,7 +153,7 @@ impl<'a> First<'a> {
         }
         if self.search.is_smallest() {
             // Where least is needed, least will be reached; often that is less than others need.
-            self.forms.sort_by_key(|form| form.least);
+            self.forms.sort_by_key(|form| (form.parts != Parts::WHOLE, form.least));
         }
         for form in std::mem::take(&mut self.forms) {
             self.least = self.least.min(form.least);
@@ -160,7 +164,8 @@ impl<'a> First<'a> {
     fn plan_form(&mut self, Form { parts, graph, profile, .. }: Form) {
         let task = self.search.task;
         let search = &mut self.search;
-        let share = if search.is_smallest() { FIRST_SMALLEST } else { FIRST };
+        let is_long = search.is_smallest() && parts != Parts::WHOLE;
+        let share = if is_long { FIRST_SMALLEST } else { FIRST };
         let best = self.planned.iter_mut().min_by(|one, other| search.compare(one, other));
         if let Some(best) = best {
             // Rates say what measuring would be wasted on.
@@ -316,14 +321,26 @@ impl<'a> Search<'a> {
             self.promise(a).total_cmp(&self.promise(b)).then(is_divided(a).cmp(&is_divided(b)))
         };
         let known = planned.iter().min_by(by_promise).expect("the first form is planned");
-        let deadline = self.left();
-        if deadline > Seconds(0.0) && !self.is_best(known) {
-            let effort = Effort { deadline, ..self.task.effort };
-            let costs = (known.graph.clone(), known.profile.clone());
-            planned.push(self.plan(known.parts, costs, effort));
-        }
+        let whole = self.near_whole(&planned);
+        let rest = Effort { deadline: self.left(), ..self.task.effort };
+        let is_left = rest.deadline > Seconds(0.0) && (whole.is_none() || is_divided(known));
+        let rest = is_left.then_some((known, rest));
+        let again = rest.into_iter().chain(whole.map(|whole| (whole, self.task.effort)));
+        let again = again.filter(|(known, _)| !self.is_best(known)).map(|(known, effort)| {
+            self.plan(known.parts, (known.graph.clone(), known.profile.clone()), effort)
+        });
+        let again: Vec<Divided> = again.collect();
+        planned.extend(again);
         // Of several that are as good, the last one has the better bound.
         planned.into_iter().rev().min_by(|one, other| self.compare(one, other)).expect("not empty")
+    }
+
+    /// The step as it is, if the smallest plan is requested and it seems to need little more.
+    fn near_whole<'d>(&self, planned: &'d [Divided]) -> Option<&'d Divided> {
+        let bytes = |it: &Divided| self.promise(it);
+        let least = planned.iter().map(bytes).fold(f64::INFINITY, f64::min);
+        let whole = planned.iter().find(|it| it.parts == Parts::WHOLE)?;
+        (self.is_smallest() && bytes(whole) <= NEAR * least).then_some(whole)
     }
 
     /// What is to be saved, halfway between the plan and what is proven: the first plan of a step

@@ -1,13 +1,16 @@
-//! Which part of a step is divided. Invariant: it is the largest one by its first product, and by
-//! its rows if that can be; in other forms only the last product's part is divided.
+//! Which part of a step is divided as the loss. Invariant: it begins with a product that no other
+//! product of the forward pass follows from, as one that makes logits; the largest one whose part
+//! can be divided.
 
 use std::cmp::Reverse;
+
+use cranelift_entity::SecondaryMap;
 
 use crate::graph::{Graph, Node, Phase};
 use crate::id::{NodeId, ValueId};
 use crate::operator::Operator;
 use crate::split::growth::Growth;
-use crate::split::region::{Form, LEAST, Obstacle, Region, Step, Whole};
+use crate::split::region::{Form, LEAST, Obstacle, Region, Step, Whole, is_product};
 use crate::split::{BLOCK, SplitError, Sums};
 
 /// What adds rows of a gradient up into a table, by their indices.
@@ -17,41 +20,61 @@ const SCATTERS: [&str; 3] = [
     "aten._unsafe_index_put.default",
 ];
 
-/// What `write` makes of the part around the largest product of the forward pass that can be
-/// divided: what reads it, and what takes its gradient. If nothing can be, the error is that of
-/// the last product, which makes the logits.
+/// What `write` makes of the part around the largest product that makes logits and can be divided:
+/// what reads it, and what takes its gradient.
+///
+/// # Errors
+/// That of the largest one, if none can be divided.
 pub fn first<T>(
     graph: &Graph,
     sums: Sums,
     write: impl Fn(&Region) -> Result<T, SplitError>,
 ) -> Result<T, SplitError> {
     let step = Step::of(graph);
-    let mut products: Vec<(NodeId, ValueId)> = graph.nodes().iter().filter_map(product).collect();
-    let shape = |value: ValueId| &graph.values()[value].tensor.shape;
-    let Some(most) = products.iter().map(|&(_, value)| shape(value)[0]).max() else {
-        return Err(SplitError::NoProduct);
-    };
-    products.retain(|&(_, value)| shape(value)[0] > BLOCK);
-    if products.is_empty() {
-        return Err(SplitError::Few { rows: most, least: LEAST });
-    }
-    let last = products.iter().map(|&(id, _)| id).max();
-    products.sort_by_key(|&(id, value)| Reverse((graph.values()[value].tensor.elements(), id)));
+    let tensor = |value: ValueId| &graph.values()[value].tensor;
+    let Products { of_logits: mut products, .. } = Products::of(&step);
+    products.sort_by_key(|&(id, value)| Reverse((tensor(value).elements(), id)));
     let mut refused = None;
-    for (id, value) in products {
-        let is_last = last == Some(id);
-        let mut first = None;
-        for form in step.forms(value).into_iter().take(if is_last { usize::MAX } else { 1 }) {
-            match part(&step, (id, value), form, sums).and_then(|region| write(&region)) {
+    for product in products {
+        let rows = tensor(product.1).shape[0];
+        if rows <= BLOCK {
+            refused = refused.or(Some(SplitError::Few { rows, least: LEAST }));
+            continue;
+        }
+        for form in step.forms(product.1) {
+            match part(&step, product, form, sums).and_then(|region| write(&region)) {
                 Ok(made) => return Ok(made),
-                Err(error) => first = first.or(Some(error)),
+                Err(error) => refused = refused.or(Some(error)),
             }
         }
-        if refused.is_none() || is_last {
-            refused = first;
-        }
     }
-    Err(refused.expect("there is a product"))
+    Err(refused.unwrap_or(SplitError::NoProduct))
+}
+
+/// The products of two matrices of a forward pass, with what they make.
+pub struct Products {
+    /// Those that no other product of the forward pass follows from.
+    pub of_logits: Vec<(NodeId, ValueId)>,
+    /// The others, which layers have.
+    pub of_layers: Vec<(NodeId, ValueId)>,
+}
+
+impl Products {
+    pub fn of(step: &Step<'_>) -> Products {
+        let nodes = step.graph.nodes();
+        let mut is_followed: SecondaryMap<NodeId, bool> = SecondaryMap::new();
+        for id in nodes.keys().rev() {
+            let made = nodes[id].outputs.iter().flatten();
+            let mut readers = made.flat_map(|&value| &step.readers[value]);
+            is_followed[id] = readers.any(|&reader| {
+                let node = &nodes[reader];
+                node.phase.is_forward() && (is_product(node) || is_followed[reader])
+            });
+        }
+        let all = nodes.iter().filter_map(product);
+        let (of_layers, of_logits) = all.partition(|&(id, _)| is_followed[id]);
+        Products { of_logits, of_layers }
+    }
 }
 
 /// The part of a step around a product, in this form.

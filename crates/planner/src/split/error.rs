@@ -21,6 +21,12 @@ pub enum SplitError {
     /// The forward pass has no product of matrices.
     #[error("nothing can be computed in chunks: the forward pass has no product of matrices")]
     NoProduct,
+    /// No layer has a product of matrices that others follow.
+    #[error(
+        "no layer can be computed in chunks: no product of the forward pass follows from another \
+         one; leave out `+` and their number"
+    )]
+    NoLayer,
     /// A call cannot be made for some rows at a time.
     #[error("the step cannot be computed in chunks: node `{node}` {why}")]
     Unsuited {

@@ -7,8 +7,9 @@ use std::cmp::Reverse;
 
 use crate::graph::Graph;
 use crate::id::{NodeId, ValueId};
-use crate::split::region::{Step, Whole};
-use crate::split::{SplitError, Sums, choice, written};
+use crate::split::choice::{self, Products};
+use crate::split::region::Step;
+use crate::split::{SplitError, Sums, written};
 
 /// The step with its layers in as many chunks: those with a product that makes at least half as
 /// many elements as the widest one that can be divided.
@@ -26,19 +27,12 @@ pub fn divided(graph: &Graph, chunks: u64, block: u64) -> Result<Graph, SplitErr
             Err(error) => refused = refused.or(Some(error)),
         }
     }
-    made.ok_or_else(|| refused.unwrap_or(SplitError::NoProduct))
+    made.ok_or_else(|| refused.unwrap_or(SplitError::NoLayer))
 }
 
-/// How much each product of the forward pass makes, and its name, without those of the loss: the
-/// last one, and what is in chunks. The widest first.
+/// How much each product of a layer makes, and its name; the widest first.
 fn products(graph: &Graph) -> Vec<(u64, String)> {
-    let is_in_chunks = |id: NodeId| {
-        let number = graph.nodes()[id].name.rsplit_once(Whole::Step.suffix());
-        number.is_some_and(|(_, number)| number.parse::<u64>().is_ok())
-    };
-    let mut products: Vec<_> = graph.nodes().iter().filter_map(choice::product).collect();
-    products.pop();
-    products.retain(|&(id, _)| !is_in_chunks(id));
+    let Products { of_layers: mut products, .. } = Products::of(&Step::of(graph));
     let elements = |value: ValueId| graph.values()[value].tensor.elements();
     products.sort_by_key(|&(id, value)| (Reverse(elements(value)), id));
     let named = |(id, value): (NodeId, _)| (elements(value), graph.nodes()[id].name.clone());
@@ -50,7 +44,7 @@ fn layer(graph: &Graph, name: &str, chunks: u64, block: u64) -> Result<Graph, Sp
     let step = Step::of(graph);
     // It may be in chunks by now, with another product of its layer.
     let product = graph.node_named(name).and_then(|id| choice::product((id, &graph.nodes()[id])));
-    let (id, value) = product.ok_or(SplitError::NoProduct)?;
+    let (id, value) = product.ok_or(SplitError::NoLayer)?;
     let divided = |form| {
         choice::part(&step, (id, value), form, Sums::AtOnce)
             .and_then(|region| written(graph, &region, chunks, block))
