@@ -508,6 +508,32 @@ def test_chunks_whose_products_have_other_bits_are_not_chosen(monkeypatch, tmp_p
     assert plans[0].split == "16" and not found
 
 
+class Reversed(nn.Module):
+    """The gradient of rows that are looked up by index is made by columns, and so is that of the activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.head = nn.Linear(8, 132), nn.Linear(132, 64), nn.Linear(64, 2000)
+
+    def forward(self, x, targets):
+        hidden = functional.gelu(self.up(x))[torch.arange(len(x)).flip(0)]
+        return functional.cross_entropy(self.head(self.down(hidden)), targets)
+
+
+def test_loops_over_some_columns_take_whole_vectors():
+    def looped(**options):
+        torch.manual_seed(1)
+        model = Reversed()
+        if options:
+            model = tightfit.compile(model, **options)
+        torch.manual_seed(2)
+        loss = model(torch.randn(1025, 8), torch.randint(2000, (1025,)))
+        loss.backward()
+        return [loss.detach(), *(parameter.grad for parameter in model.parameters())]
+
+    assert all(map(torch.equal, looped(budget="min"), looped()))
+
+
 def test_a_part_has_its_place_even_if_nothing_reads_the_whole():
     def node(name, op, given, value, rows):
         output = {"id": value, "shape": [rows, 2], "dtype": "f32", "storage": value}

@@ -288,6 +288,8 @@ def elements_stay(values: Mapping[int, Any], named: Mapping[str, Any], graph: Ma
         if chunk and threads > 1 and _is_shared(node, parts):
             return False
         if chunk and chunk[1] in named and not _rounds_alike(node):
+            if not _ends_in_vectors(_largest(named[chunk[1]], values), _largest(node, parts)):
+                return False
             counts.setdefault(chunk[1], []).append(_elements(node, parts))
     for name, found in counts.items():
         total = _elements(named[name], values)
@@ -296,9 +298,23 @@ def elements_stay(values: Mapping[int, Any], named: Mapping[str, Any], graph: Ma
     return True
 
 
+def _largest(node: Mapping[str, Any], values: Mapping[int, Any]) -> Sequence[int]:
+    """The shape of the largest output of a call."""
+    return max((values[output["id"]].shape for output in node["outputs"] if output is not None), key=math.prod, default=(0,))
+
+
 def _elements(node: Mapping[str, Any], values: Mapping[int, Any]) -> int:
     """How many elements the largest output of a call has."""
-    return max((math.prod(values[output["id"]].shape) for output in node["outputs"] if output is not None), default=0)
+    return math.prod(_largest(node, values))
+
+
+def _ends_in_vectors(whole: Sequence[int], part: Sequence[int]) -> bool:
+    """Whether the loops over a part of some columns, one for each row, take whole vectors, as the one over all elements
+    does then. A part of some rows lies in one piece."""
+    if len(whole) != len(part):
+        return True
+    first = min((dim for dim, _ in _narrowed(whole, part)), default=0)
+    return math.prod(part[:first]) == 1 or (math.prod(part[first:]) % _VECTORS == 0 and math.prod(whole) % _VECTORS == 0)
 
 
 def _shared_in_vectors(count: int, threads: int) -> bool:
