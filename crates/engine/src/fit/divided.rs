@@ -9,6 +9,7 @@
 use std::cmp::Ordering;
 
 use tightfit::effort::Effort;
+use tightfit::exit::{Coded, Refusal};
 use tightfit::graph::Graph;
 use tightfit::plan::{Infeasible, PlanError, needed};
 use tightfit::profile::Profile;
@@ -22,24 +23,25 @@ use crate::reserve::reserve;
 
 /// The divisions of the loss that are tried.
 const OF_LOSS: [Parts; 3] = [Parts::of_loss(16), Parts::with_totals(16), Parts::of_loss(4)];
-/// Those with layers in chunks, too: they cost more, and are tried where nothing else fits, or the
-/// smallest plan is requested.
-const OF_LAYERS: [Parts; 3] =
-    [Parts::of_loss(16).and_layers(4), Parts::with_totals(16).and_layers(4), Parts::of_layers(4)];
+/// Those with layers in chunks, too: they cost more, and take long to make, so they are tried where
+/// nothing else fits, or the smallest plan is requested.
+const WITH_LAYERS: [Parts; 2] =
+    [Parts::of_loss(16).and_layers(4), Parts::with_totals(16).and_layers(4)];
+/// That of a step whose loss cannot be divided, tried as seldom.
+const ONLY_LAYERS: Parts = Parts::of_layers(4);
 
 /// All divisions that are tried.
 pub fn tried() -> impl Iterator<Item = Parts> {
-    OF_LOSS.into_iter().chain(OF_LAYERS)
+    OF_LOSS.into_iter().chain(WITH_LAYERS).chain([ONLY_LAYERS])
 }
 
 /// The part of the effort for a first plan.
 const FIRST: f64 = 0.06;
 
-/// The same where the smallest plan is requested, which takes longer to find.
-const FIRST_SMALLEST: f64 = 0.25;
+/// The same where little fits: in chunks if the smallest plan is requested, and with layers in chunks.
+const FIRST_LONG: f64 = 0.25;
 
-/// If the smallest plan is requested, and the step as it is seems to need at most this times the
-/// least, it is planned with all of the effort, too: the answer is no larger than its own.
+/// What seems to need at most this times as much as another one, or as there is, may need no more.
 const NEAR: f64 = 1.25;
 
 /// The most seconds of a first plan, however long the search may take.
@@ -86,32 +88,67 @@ pub fn fit_divided(graph: Graph, division: Division<'_>, task: &FitTask<'_>) -> 
         let profile = (division.profile)(parts, &divided);
         return search.plan(parts, (divided, profile), task.effort);
     }
-    let divides = |parts| (division.graph)(parts).is_some();
-    let may_divide = |search: &Search<'_>| {
-        division.given.is_none() && !search.fits() && (divides(OF_LOSS[0]) || divides(OF_LAYERS[2]))
-    };
+    let may_divide = |search: &Search<'_>| division.given.is_none() && !search.fits();
     let Some(search) = search.filter(may_divide) else {
         let planned = fit_graph(&graph, &profile, task);
         return Divided { parts: Parts::WHOLE, graph, profile, planned, whole: None };
     };
+    if (division.graph)(OF_LOSS[0]).is_none() {
+        return fit_layers(&search, division, (graph, profile));
+    }
     let mut first = First::of(search, division, (graph, profile));
     if first.search.is_smallest() {
-        first.plan(tried());
+        // Totals need least, if they may be tried.
+        for by_need in [[OF_LOSS[1], OF_LOSS[0]], [WITH_LAYERS[1], WITH_LAYERS[0]]] {
+            by_need.into_iter().find(|&parts| first.plan(&[parts]));
+        }
+        first.plan(&OF_LOSS);
     } else {
-        first.plan(OF_LOSS);
-        if first.planned.iter().all(|known| known.planned.is_err()) {
-            first.plan(OF_LAYERS);
+        first.plan(&OF_LOSS);
+        let mut with_layers = WITH_LAYERS;
+        let seem =
+            |one: &&Divided, other: &&Divided| seems_to_need(one).total_cmp(&seems_to_need(other));
+        let nearest = first.planned.iter().min_by(seem).map(|known| known.parts.sums);
+        with_layers.sort_by_key(|parts| Some(parts.sums) != nearest);
+        for parts in with_layers {
+            if first.planned.iter().all(|known| known.planned.is_err()) {
+                first.plan(&[parts]);
+            }
         }
     }
-    let First { search, planned, least, .. } = first;
+    let First { search, planned, least, untried, .. } = first;
     let mut best = search.improved(planned);
-    // What is proven of one way to divide the step is not proven of the others.
-    if let Ok(planned) = &mut best.planned
-        && let Some(limit) = &mut planned.limit
-    {
-        limit.needed = limit.needed.min(least);
+    best.admit_smaller(least);
+    if let Some(least) = untried {
+        best.admit_smaller(least);
+        best.admit_any(least);
     }
     best
+}
+
+/// Fits a step whose loss cannot be divided: as it is, or else, and if the smallest plan is
+/// requested, with its layers in chunks, each with all of the effort.
+fn fit_layers(
+    search: &Search<'_>,
+    division: Division<'_>,
+    (graph, profile): (Graph, Profile),
+) -> Divided {
+    let effort = search.task.effort;
+    let mut whole = search.plan(Parts::WHOLE, (graph, profile), effort);
+    if whole.planned.is_err() || search.is_smallest() && !search.is_best(&whole) {
+        let layers = (division.graph)(ONLY_LAYERS).filter(|it| !search.needs_more(it, &whole));
+        if let Some(graph) = layers {
+            let least = search.least(&graph);
+            whole.admit_any(least);
+            let profile = (division.profile)(ONLY_LAYERS, &graph);
+            let layers = search.plan(ONLY_LAYERS, (graph, profile), effort);
+            if search.compare(&layers, &whole) == Ordering::Less {
+                return layers;
+            }
+            whole.admit_smaller(least);
+        }
+    }
+    Divided { whole: None, ..whole }
 }
 
 /// The first plans of a step as it is and in chunks.
@@ -125,6 +162,30 @@ struct First<'a> {
     planned: Vec<Divided>,
     /// A budget that every plan of any form needs.
     least: Bytes,
+    /// What no plan can do without, and the same if there was no time to try all forms.
+    resting: Bytes,
+    untried: Option<Bytes>,
+}
+
+impl Divided {
+    /// What is proven of one way to divide the step is not proven of the others: a smaller plan of
+    /// those may need as little as that.
+    fn admit_smaller(&mut self, least: Bytes) {
+        if let Ok(planned) = &mut self.planned
+            && let Some(limit) = &mut planned.limit
+        {
+            limit.needed = limit.needed.min(least);
+        }
+    }
+
+    /// A step that was not planned may fit where this one does not: that is no proof then.
+    fn admit_any(&mut self, least: Bytes) {
+        if let Err(FittingError::Fit(FitError::Plan(PlanError::Infeasible(proof)))) =
+            &mut self.planned
+        {
+            proof.needed = proof.needed.min(least);
+        }
+    }
 }
 
 impl<'a> First<'a> {
@@ -136,19 +197,37 @@ impl<'a> First<'a> {
     ) -> First<'a> {
         let measured = profile.total(&graph.compute_nodes()).0 / search.rates(&graph).0;
         let least = search.least(&graph);
+        let resting = graph.static_bytes();
         let forms = vec![Form { parts: Parts::WHOLE, graph, profile: Some(profile), least }];
-        First { search, division, measured, forms, planned: Vec::new(), least }
+        First {
+            search,
+            division,
+            measured,
+            forms,
+            planned: Vec::new(),
+            least,
+            resting,
+            untried: None,
+        }
     }
 
     /// Plans what is yet to be planned, and the step in these parts, each for a part of the effort,
-    /// unless it cannot be better than what is there.
-    fn plan(&mut self, all: impl IntoIterator<Item = Parts>) {
-        for parts in all {
+    /// unless it cannot be better than what is there. Whether it can be divided so.
+    fn plan(&mut self, all: &[Parts]) -> bool {
+        let mut is_made = false;
+        for &parts in all {
+            if !self.planned.is_empty() && !self.has_time() {
+                self.untried = Some(self.resting);
+                continue;
+            }
             let Some(graph) = (self.division.graph)(parts) else { continue };
             // There may not be that many blocks of rows.
-            if self.forms.iter().all(|known| known.graph.hash() != graph.hash()) {
+            let planned = self.planned.iter().map(|known| &known.graph);
+            let mut known = planned.chain(self.forms.iter().map(|form| &form.graph));
+            if known.all(|known| known.hash() != graph.hash()) {
                 let least = self.search.least(&graph);
                 self.forms.push(Form { parts, graph, profile: None, least });
+                is_made = true;
             }
         }
         if self.search.is_smallest() {
@@ -159,13 +238,19 @@ impl<'a> First<'a> {
             self.least = self.least.min(form.least);
             self.plan_form(form);
         }
+        is_made
+    }
+
+    /// Whether there is time for something new.
+    fn has_time(&self) -> bool {
+        self.search.left().0 >= LAST * self.search.task.effort.deadline.0
     }
 
     fn plan_form(&mut self, Form { parts, graph, profile, .. }: Form) {
         let task = self.search.task;
         let search = &mut self.search;
-        let is_long = search.is_smallest() && parts != Parts::WHOLE;
-        let share = if is_long { FIRST_SMALLEST } else { FIRST };
+        let is_long = search.is_smallest() && parts != Parts::WHOLE || parts.layers > 1;
+        let share = if is_long { FIRST_LONG } else { FIRST };
         let best = self.planned.iter_mut().min_by(|one, other| search.compare(one, other));
         if let Some(best) = best {
             // Rates say what measuring would be wasted on.
@@ -174,7 +259,7 @@ impl<'a> First<'a> {
                 return;
             }
             if search.left().0 < LAST * task.effort.deadline.0 {
-                search.admit(&graph, best);
+                best.admit_any(search.least(&graph));
                 return;
             }
         }
@@ -263,15 +348,6 @@ impl<'a> Search<'a> {
         least > planned.budget || self.is_smallest() && least == planned.budget
     }
 
-    /// A step that was not planned may fit where another one does not: that is no proof then.
-    fn admit(&self, graph: &Graph, best: &mut Divided) {
-        if let Err(FittingError::Fit(FitError::Plan(PlanError::Infeasible(proof)))) =
-            &mut best.planned
-        {
-            proof.needed = proof.needed.min(self.least(graph));
-        }
-    }
-
     /// The time of all calls of a step, by the rates of the machine.
     fn rates(&self, graph: &Graph) -> Seconds {
         Profile::new(graph, self.task.machine).total(&graph.compute_nodes())
@@ -316,16 +392,15 @@ impl<'a> Search<'a> {
     /// had been asked for, or in the time that is left.
     fn improved(&self, mut planned: Vec<Divided>) -> Divided {
         planned.sort_by(|one, other| self.compare(one, other));
-        let is_divided = |it: &Divided| it.parts != Parts::WHOLE;
-        let by_promise = |a: &&Divided, b: &&Divided| {
-            self.promise(a).total_cmp(&self.promise(b)).then(is_divided(a).cmp(&is_divided(b)))
-        };
+        let key = |it: &Divided| (self.promise(it), seems_to_need(it), it.parts != Parts::WHOLE);
+        let by_promise = |a: &&Divided, b: &&Divided| key(a).partial_cmp(&key(b)).expect("numbers");
         let known = planned.iter().min_by(by_promise).expect("the first form is planned");
-        let whole = self.near_whole(&planned);
+        let near = self.near(&planned);
         let rest = Effort { deadline: self.left(), ..self.task.effort };
-        let is_left = rest.deadline > Seconds(0.0) && (whole.is_none() || is_divided(known));
+        let is_left =
+            rest.deadline > Seconds(0.0) && near.is_none_or(|near| near.parts != known.parts);
         let rest = is_left.then_some((known, rest));
-        let again = rest.into_iter().chain(whole.map(|whole| (whole, self.task.effort)));
+        let again = rest.into_iter().chain(near.map(|near| (near, self.task.effort)));
         let again = again.filter(|(known, _)| !self.is_best(known)).map(|(known, effort)| {
             self.plan(known.parts, (known.graph.clone(), known.profile.clone()), effort)
         });
@@ -335,12 +410,26 @@ impl<'a> Search<'a> {
         planned.into_iter().rev().min_by(|one, other| self.compare(one, other)).expect("not empty")
     }
 
-    /// The step as it is, if the smallest plan is requested and it seems to need little more.
-    fn near_whole<'d>(&self, planned: &'d [Divided]) -> Option<&'d Divided> {
-        let bytes = |it: &Divided| self.promise(it);
-        let least = planned.iter().map(bytes).fold(f64::INFINITY, f64::min);
-        let whole = planned.iter().find(|it| it.parts == Parts::WHOLE)?;
-        (self.is_smallest() && bytes(whole) <= NEAR * least).then_some(whole)
+    /// What may be better than its first plan seemed: the step as it is, if the smallest plan is
+    /// requested and it seems to need little more than the least; if layers had to be divided, what
+    /// seemed to need little more than the budget without.
+    fn near<'d>(&self, planned: &'d [Divided]) -> Option<&'d Divided> {
+        let is_layered = |it: &Divided| it.parts.layers > 1;
+        let (most, of): (f64, fn(&Divided) -> bool) = match self.task.budget {
+            Budget::Absolute(budget)
+                if planned.iter().any(|it| is_layered(it) && it.planned.is_ok()) =>
+            {
+                (budget.0 as f64, |it| it.parts.layers == 1)
+            }
+            Budget::Smallest => {
+                (planned.iter().map(seems_to_need).fold(f64::INFINITY, f64::min), |it| {
+                    it.parts == Parts::WHOLE
+                })
+            }
+            _ => return None,
+        };
+        let near = planned.iter().filter(|it| of(it) && seems_to_need(it) <= NEAR * most);
+        near.min_by(|one, other| seems_to_need(one).total_cmp(&seems_to_need(other)))
     }
 
     /// What is to be saved, halfway between the plan and what is proven: the first plan of a step
@@ -364,6 +453,17 @@ impl<'a> Search<'a> {
                 .bound()
                 .is_some_and(|bound| planned.fitted.timeline().seconds <= bound.seconds),
         }
+    }
+}
+
+/// The smallest budget known that fits a plan, if it is not proven that there is none.
+fn seems_to_need(divided: &Divided) -> f64 {
+    match &divided.planned {
+        Ok(planned) => planned.budget.0 as f64,
+        Err(error) => match error.refusal() {
+            Some(Refusal { is_proven: false, reached: Some(reached), .. }) => reached.0 as f64,
+            _ => f64::INFINITY,
+        },
     }
 }
 
