@@ -38,7 +38,8 @@ pub fn tried() -> impl Iterator<Item = Parts> {
 /// The part of the effort for a first plan.
 const FIRST: f64 = 0.06;
 
-/// The same where little fits: in chunks if the smallest plan is requested, and with layers in chunks.
+/// The same where little fits: in chunks if the smallest plan is requested, and with layers in
+/// chunks.
 const FIRST_LONG: f64 = 0.25;
 
 /// What seems to need at most this times as much as another one, or as there is, may need no more.
@@ -119,10 +120,7 @@ pub fn fit_divided(graph: Graph, division: Division<'_>, task: &FitTask<'_>) -> 
     let First { search, planned, least, untried, .. } = first;
     let mut best = search.improved(planned);
     best.admit_smaller(least);
-    if let Some(least) = untried {
-        best.admit_smaller(least);
-        best.admit_any(least);
-    }
+    untried.into_iter().for_each(|least| best.admit_smaller(least));
     best
 }
 
@@ -216,7 +214,8 @@ impl<'a> First<'a> {
     fn plan(&mut self, all: &[Parts]) -> bool {
         let mut is_made = false;
         for &parts in all {
-            if !self.planned.is_empty() && !self.has_time() {
+            // Whether nothing fits depends on all forms.
+            if self.search.is_smallest() && !self.planned.is_empty() && !self.has_time() {
                 self.untried = Some(self.resting);
                 continue;
             }
