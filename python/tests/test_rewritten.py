@@ -106,7 +106,7 @@ def unet():
 
 
 def planned(path, budget: str, out) -> dict:
-    command = [os.environ["TIGHTFIT_BIN"], "plan", path, "--budget", budget, "--iterations", "200000",
+    command = [os.environ["TIGHTFIT_BIN"], "plan", path, "--budget", budget, "--split", "off", "--iterations", "200000",
                "--emit", "graph", "-o", out, "--json"]
     run = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
