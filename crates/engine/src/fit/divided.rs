@@ -23,8 +23,8 @@ use crate::reserve::reserve;
 
 /// The divisions of the loss that are tried.
 const OF_LOSS: [Parts; 3] = [Parts::of_loss(16), Parts::with_totals(16), Parts::of_loss(4)];
-/// Those with layers in chunks, too: they cost more, and take long to make, so they are tried where
-/// nothing else fits, or the smallest plan is requested.
+/// Those with layers in chunks, too: they cost more, so they are tried where nothing else fits, or
+/// the smallest plan is requested.
 const WITH_LAYERS: [Parts; 2] =
     [Parts::of_loss(16).and_layers(4), Parts::with_totals(16).and_layers(4)];
 /// That of a step whose loss cannot be divided, tried as seldom.

@@ -28,7 +28,7 @@ const SCATTERS: [&str; 3] = [
 pub fn first<T>(
     graph: &Graph,
     sums: Sums,
-    write: impl Fn(&Region) -> Result<T, SplitError>,
+    write: impl Fn(Region) -> Result<T, SplitError>,
 ) -> Result<T, SplitError> {
     let step = Step::of(graph);
     let tensor = |value: ValueId| &graph.values()[value].tensor;
@@ -42,7 +42,7 @@ pub fn first<T>(
             continue;
         }
         for form in step.forms(product.1) {
-            match part(&step, product, form, sums).and_then(|region| write(&region)) {
+            match part(&step, product, form, sums).and_then(&write) {
                 Ok(made) => return Ok(made),
                 Err(error) => refused = refused.or(Some(error)),
             }

@@ -1,41 +1,84 @@
-//! Writes a step of which a part is computed in chunks of rows. Invariant: what a chunk's call
+//! Writes a step of which parts are computed in chunks of rows. Invariant: what a chunk's call
 //! makes is what its operator derives from its inputs; all other calls are as before, and those
-//! that need nothing of the part come before it. Of a part on both sides of a barrier, all chunks
+//! that need nothing of a part come before it. Of a part on both sides of a barrier, all chunks
 //! of one side come before those of the other, with what lies between the sides.
 
 mod results;
 
-use std::collections::{HashMap, HashSet};
-
-use cranelift_entity::SecondaryMap;
+use std::collections::HashMap;
 
 use crate::graph::{Graph, Node};
-use crate::id::{NodeId, StorageId, ValueId};
+use crate::id::{NodeId, ValueId};
 use crate::operator::{Operator, Output};
 use crate::split::SplitError;
 use crate::split::along::{Along, Piece, Written, is_transposed};
+use crate::split::cut::Cut;
+use crate::split::order::{Cycle, order};
 use crate::split::region::{Region, Whole};
 use crate::split::span::Span;
 use crate::split::writer::{Call, Writer, sizes};
 use crate::tensor::Argument;
 use crate::units::Flops;
 
-/// Writes the step.
-pub struct Emitter<'a> {
+/// Why a step could not be written: one of the parts cannot be in chunks.
+#[derive(Debug)]
+pub struct Unwritten {
+    pub part: usize,
+    pub error: SplitError,
+}
+
+impl From<Unwritten> for SplitError {
+    fn from(Unwritten { error, .. }: Unwritten) -> SplitError {
+        error
+    }
+}
+
+/// The step with these parts in chunks, which have no call in common.
+pub fn written(graph: &Graph, parts: &[&Cut]) -> Result<Graph, Unwritten> {
+    let sides: Vec<(usize, &[NodeId])> = parts
+        .iter()
+        .enumerate()
+        .flat_map(|(part, cut)| cut.sides.iter().map(move |side| (part, &side[..])))
+        .collect();
+    let order = order(graph, &sides).map_err(|Cycle { part, node }| {
+        let node = graph.nodes()[node].name.clone();
+        Unwritten { part, error: SplitError::Unsuited { node, why: "must keep its place" } }
+    })?;
+    let ends: HashMap<NodeId, (usize, &[NodeId])> =
+        sides.iter().filter_map(|&(part, side)| Some((*side.last()?, (part, side)))).collect();
+    let mut writer = Writer::new(graph);
+    let mut made: Vec<Part> = parts.iter().map(|cut| Part::of(cut)).collect();
+    for id in order {
+        let Some(&(part, side)) = ends.get(&id) else {
+            writer.copy(id);
+            continue;
+        };
+        let (cut, made) = (parts[part], &mut made[part]);
+        Emitter { graph, cut, writer: &mut writer, part: made }
+            .write(side)
+            .map_err(|error| Unwritten { part, error })?;
+    }
+    writer.finish().map_err(|error| Unwritten { part: parts.len() - 1, error })
+}
+
+/// Writes a part.
+struct Emitter<'w, 'a> {
     graph: &'a Graph,
-    region: &'a Region,
-    writer: Writer<'a>,
-    /// What others read of the part, and the views of it that they read.
-    leaving: HashSet<ValueId>,
-    shown: Vec<NodeId>,
+    cut: &'a Cut,
+    writer: &'w mut Writer<'a>,
+    part: &'w mut Part,
+}
+
+/// What was made of a part so far.
+#[derive(Default)]
+struct Part {
+    chunks: Vec<Chunk>,
     /// Values from outside whose rows lie along one dimension, if that had to be made so.
     flat: HashMap<ValueId, ValueId>,
     /// Sums over the rows of all chunks so far, and what has their rows in place of its own.
     totals: HashMap<ValueId, ValueId>,
     /// Narrow rows of each chunk so far.
     kept: HashMap<ValueId, Vec<ValueId>>,
-    /// The calls on each side of a barrier.
-    sides: Vec<Vec<NodeId>>,
 }
 
 /// What was made of the rows of one chunk.
@@ -54,104 +97,22 @@ struct Chunk {
     parts: HashMap<(ValueId, usize), ValueId>,
 }
 
-impl<'a> Emitter<'a> {
-    pub fn new(graph: &'a Graph, region: &'a Region) -> Emitter<'a> {
-        let others = graph.nodes().iter().filter(|(id, _)| !region.calls.contains_key(id));
-        let read = others.flat_map(|(_, node)| &node.inputs).chain(graph.outputs());
-        let mut leaving: HashSet<ValueId> = read.copied().collect();
-        // A view that others read is made again, of what it shows.
-        let mut shown = Vec::new();
-        for &id in region.calls.keys().rev() {
-            let node = &graph.nodes()[id];
-            let outputs = node.outputs.iter().flatten();
-            if is_view(graph, node) && outputs.filter(|&output| leaving.remove(output)).count() > 0
-            {
-                leaving.extend(&node.inputs);
-                shown.push(id);
+impl Emitter<'_, '_> {
+    /// All chunks of one side of the part, and what others read of them.
+    fn write(&mut self, side: &[NodeId]) -> Result<(), SplitError> {
+        let mut chunks = std::mem::take(&mut self.part.chunks);
+        for chunk in &mut chunks {
+            chunk.calls.iter().for_each(|&(id, made)| self.writer.stand_in(id, made));
+            for &id in side {
+                self.call(id, &self.cut.region.calls[&id], chunk)?;
+                chunk.calls.extend(self.writer.stands_in(id).map(|made| (id, made)));
             }
         }
-        let late = |&id: &NodeId| region.border.is_some_and(|border| border <= id);
-        let (after, before): (Vec<NodeId>, Vec<NodeId>) =
-            region.calls.keys().partition(|id| late(id));
-        let sides = [before, after].into_iter().filter(|side| !side.is_empty()).collect();
-        Emitter {
-            graph,
-            region,
-            writer: Writer::new(graph),
-            leaving,
-            shown,
-            flat: HashMap::new(),
-            totals: HashMap::new(),
-            kept: HashMap::new(),
-            sides,
-        }
-    }
-
-    /// Whether something wide exists for some rows at a time: others read none of it.
-    pub fn saves(&self) -> bool {
-        let storage = |value: &ValueId| self.graph.values()[*value].storage;
-        let left: HashSet<StorageId> = self.leaving.iter().map(storage).collect();
-        !self.region.wide.iter().all(|value| left.contains(&storage(value)))
-    }
-
-    /// The step in chunks between these borders.
-    pub fn split(mut self, borders: &[u64]) -> Result<Graph, SplitError> {
-        let mut chunks: Vec<Chunk> = borders
-            .windows(2)
-            .enumerate()
-            .map(|(number, ends)| Chunk::new(self.region, number, (ends[0], ends[1])))
-            .collect();
-        let (region, around) = (self.region, self.around());
-        let sides = std::mem::take(&mut self.sides);
-        for (side, before) in sides.iter().zip(&around) {
-            before.iter().for_each(|&id| self.writer.copy(id));
-            for chunk in &mut chunks {
-                chunk.calls.iter().for_each(|&(id, made)| self.writer.stand_in(id, made));
-                for &id in side {
-                    self.call(id, &region.calls[&id], chunk)?;
-                    chunk.calls.extend(self.writer.stands_in(id).map(|made| (id, made)));
-                }
-            }
-            self.end(side)?;
-        }
-        let last = around.last().expect("what follows the last side");
-        last.iter().for_each(|&id| self.writer.copy(id));
-        self.writer.finish()
-    }
-
-    /// All rows of what others read of one side.
-    fn end(&mut self, side: &[NodeId]) -> Result<(), SplitError> {
-        for &id in side {
-            self.leave(id)?;
-        }
-        let shown: Vec<NodeId> =
-            self.shown.iter().rev().filter(|id| side.contains(id)).copied().collect();
-        shown.into_iter().for_each(|id| self.writer.copy(id));
+        self.part.chunks = chunks;
+        side.iter().try_for_each(|&id| self.leave(id))?;
+        let shown = self.cut.shown.iter().rev().filter(|id| side.contains(id));
+        shown.for_each(|&id| self.writer.copy(id));
         Ok(())
-    }
-
-    /// The other calls: those before each side, and those after the last one. A call comes as early
-    /// as what it needs, but after a side if all of that was before it.
-    fn around(&self) -> Vec<Vec<NodeId>> {
-        let count = self.sides.len();
-        let side_of = |id: NodeId| self.sides.iter().position(|side| side.contains(&id));
-        let mut around = vec![Vec::new(); count + 1];
-        let mut places: SecondaryMap<NodeId, usize> = SecondaryMap::new();
-        for (id, node) in self.graph.nodes() {
-            let producers = node.inputs.iter().map(|&value| self.graph.values()[value].producer);
-            places[id] = match self.region.calls.contains_key(&id) {
-                // What reads it comes after its side.
-                true => side_of(id).map_or(count, |side| side + 1),
-                false => {
-                    let passed = self.sides.iter().take_while(|side| side.last() < Some(&id));
-                    let place = producers.map(|producer| places[producer]).max().unwrap_or(0);
-                    let place = place.max(passed.count());
-                    around[place].push(id);
-                    place
-                }
-            };
-        }
-        around
     }
 
     /// A call on the rows of a chunk.
@@ -225,7 +186,7 @@ impl<'a> Emitter<'a> {
             Some(Output::computed(&shape, tensor.dtype))
         };
         let outputs = node.outputs.iter().zip(&along.outputs).map(output).collect();
-        let share = u128::from(node.flops.0) * u128::from(rows) / u128::from(self.region.rows);
+        let share = u128::from(node.flops.0) * u128::from(rows) / u128::from(self.cut.region.rows);
         let flops = Flops(u64::try_from(share).unwrap_or(u64::MAX));
         Ok(self.writer.foreign(chunk.call(node, &node.op, args), outputs, flops))
     }
@@ -282,8 +243,8 @@ impl<'a> Emitter<'a> {
         if let Some(&made) = chunk.parts.get(&(value, span.first)) {
             return Ok(made);
         }
-        let replaced = self.region.into.filter(|&(_, target)| target == value);
-        if let Some(&whole) = replaced.and_then(|(_, target)| self.totals.get(&target)) {
+        let replaced = self.cut.region.into.filter(|&(_, target)| target == value);
+        if let Some(&whole) = replaced.and_then(|(_, target)| self.part.totals.get(&target)) {
             return self.slice(chunk, (value, whole), span, reader);
         }
         let whole = self.flat(value, span, reader)?;
@@ -318,7 +279,7 @@ impl<'a> Emitter<'a> {
         if span.dims == 1 {
             return Ok(whole);
         }
-        if let Some(&flat) = self.flat.get(&value) {
+        if let Some(&flat) = self.part.flat.get(&value) {
             return Ok(flat);
         }
         let tensor = &self.graph.values()[value].tensor;
@@ -329,11 +290,12 @@ impl<'a> Emitter<'a> {
         if !tensor.contiguous && tensor.strides.is_none() {
             return Err(scattered());
         }
-        let args = vec![Argument::Value(whole), sizes(&span.flat(&tensor.shape, self.region.rows))];
+        let args =
+            vec![Argument::Value(whole), sizes(&span.flat(&tensor.shape, self.cut.region.rows))];
         let name = format!("{}.rows", self.name_of(value));
         let call = Call::new(name, "aten.view.default", args, reader);
         let flat = self.writer.first(call).map_err(|_| scattered())?;
-        self.flat.insert(value, flat);
+        self.part.flat.insert(value, flat);
         Ok(flat)
     }
 
@@ -343,6 +305,15 @@ impl<'a> Emitter<'a> {
             node: reader.name.clone(),
             why: "needs all rows before the rest is computed",
         })
+    }
+}
+
+impl Part {
+    fn of(cut: &Cut) -> Part {
+        let ends = cut.borders.windows(2).enumerate();
+        let chunk =
+            |(number, ends): (usize, &[u64])| Chunk::new(&cut.region, number, (ends[0], ends[1]));
+        Part { chunks: ends.map(chunk).collect(), ..Part::default() }
     }
 }
 
@@ -362,11 +333,4 @@ impl Chunk {
         let share = Some((self.end - self.first) as f64 / self.rows as f64);
         Call { share, ..Call::new(format!("{}{}", of.name, self.suffix()), op, args, of) }
     }
-}
-
-/// Whether a call shows what it reads.
-fn is_view(graph: &Graph, node: &Node) -> bool {
-    let storage = |value: ValueId| graph.values()[value].storage;
-    let mut outputs = node.outputs.iter().flatten();
-    outputs.any(|&output| node.inputs.iter().any(|&input| storage(input) == storage(output)))
 }

@@ -78,7 +78,6 @@ impl<'a> Growth<'a> {
         }
         self.check_rows()?;
         self.leave_results();
-        self.check_order()?;
         let mut calls = self.region.calls.keys();
         let border = self.border;
         self.region.border = calls.find(|id| border.is_some_and(|it| it <= **id)).copied();
@@ -120,7 +119,6 @@ impl<'a> Growth<'a> {
         if id == self.region.product {
             return None;
         }
-        self.check_order().ok()?;
         self.region.into = self.replaced(id, value).map(|target| (value, target));
         Some(self.region)
     }
@@ -317,38 +315,6 @@ impl<'a> Growth<'a> {
                 }
             }
         }
-    }
-
-    /// No call in between must keep its place. One that changes something it was given may come
-    /// after the part, if it follows from it and nothing else in between sees the change.
-    fn check_order(&self) -> Result<(), Obstacle> {
-        let graph = self.step.graph;
-        let storage = |value: &ValueId| graph.values()[*value].storage;
-        let producer = |value: &ValueId| graph.values()[*value].producer;
-        for (first, last) in self.ends() {
-            let is_after = |id: &NodeId| first < *id && *id < last;
-            let between = graph.nodes().iter().filter(|(id, _)| is_after(id));
-            let mut follows: BTreeSet<NodeId> = BTreeSet::new();
-            for (id, node) in between {
-                let is_of_part = |id: NodeId| self.region.calls.contains_key(&id) && first <= id;
-                let mut producers = node.inputs.iter().map(producer);
-                if producers.any(|id| is_of_part(id) || follows.contains(&id)) {
-                    follows.insert(id);
-                }
-                if !node.mutates && !node.stream {
-                    continue;
-                }
-                let changed: BTreeSet<StorageId> = node.inputs.iter().map(storage).collect();
-                let mut later = graph.nodes().iter().filter(|(it, _)| id < *it && *it <= last);
-                let is_seen = later.any(|(_, node)| {
-                    node.inputs.iter().any(|value| changed.contains(&storage(value)))
-                });
-                if node.stream || is_seen || !follows.contains(&id) {
-                    return Err(Obstacle(id, "must keep its place among the calls of the loss"));
-                }
-            }
-        }
-        Ok(())
     }
 
     /// The first and the last call, on each side of the border that has any.

@@ -12,11 +12,13 @@
 
 mod along;
 mod choice;
+mod cut;
 mod emit;
 mod error;
 mod growth;
 mod layers;
 mod loss;
+mod order;
 mod parts;
 mod region;
 mod span;
@@ -27,8 +29,9 @@ pub use parts::{Parts, Sums};
 
 use crate::graph::{Graph, Node};
 use crate::operator::Operator;
-use crate::split::emit::Emitter;
-use crate::split::region::{Region, Whole};
+use crate::split::cut::Cut;
+use crate::split::emit::written;
+use crate::split::region::Whole;
 
 /// Borders between chunks are multiples of this many rows, of which there are more; the engine's
 /// products sum as many at once.
@@ -36,9 +39,6 @@ pub const BLOCK: u64 = 256;
 /// Borders between chunks are multiples of this many rows where products sum otherwise: of
 /// tensors with any number of columns, chunks are whole vectors.
 pub const FINE: u64 = 64;
-/// Borders between columns are multiples of this many.
-const COLUMNS: u64 = 64;
-
 /// The step with the largest part that can be divided computed in as many chunks of rows, or fewer
 /// if there are not that many blocks of rows, and the gradient of its largest table in as many of
 /// columns; and what layers do not keep in as many as are asked for. A chunk's calls have the names
@@ -69,37 +69,16 @@ pub fn split_at(graph: &Graph, parts: Parts, block: u64) -> Result<Graph, SplitE
 /// The step with the largest part that can be divided by rows.
 fn by_rows(graph: &Graph, parts: Parts, block: u64) -> Result<Graph, SplitError> {
     let graph = loss::picked(graph)?;
-    choice::first(&graph, parts.sums, |region| written(&graph, region, parts.chunks, block))
-}
-
-/// The step with a part in chunks.
-fn written(graph: &Graph, region: &Region, chunks: u64, block: u64) -> Result<Graph, SplitError> {
-    // If a row is several rows of the product, as a sequence is, chunks may begin with any.
-    let block = if region.each > 1 { 1 } else { block };
-    let least = region.least(graph);
-    let borders = borders(region.rows, chunks, block, least);
-    if borders.len() <= 2 {
-        let [rows, least] = [region.rows, least].map(|count| count * region.each);
-        return Err(SplitError::Few { rows, least });
-    }
-    let emitter = Emitter::new(graph, region);
-    if !emitter.saves() {
-        let node = graph.nodes()[region.product].name.clone();
-        return Err(SplitError::Unsuited { node, why: "makes rows that others need all of" });
-    }
-    emitter.split(&borders)
+    choice::first(&graph, parts.sums, |region| {
+        let cut = Cut::by_rows(&graph, region, parts.chunks, block)?;
+        Ok(written(&graph, &[&cut])?)
+    })
 }
 
 /// The step with the gradient of its largest table by columns, if that can be divided.
 fn by_columns(graph: &Graph, chunks: u64) -> Option<Graph> {
-    let region = choice::of_table(graph)?;
-    let each = region.rows.div_ceil(chunks).next_multiple_of(COLUMNS);
-    let mut borders: Vec<u64> = (0..region.rows.div_ceil(each)).map(|chunk| chunk * each).collect();
-    borders.push(region.rows);
-    if borders.len() <= 2 {
-        return None;
-    }
-    Emitter::new(graph, &region).split(&borders).ok()
+    let cut = Cut::by_columns(graph, choice::of_table(graph)?, chunks)?;
+    written(graph, &[&cut]).ok()
 }
 
 /// Whether an engine whose products sum blocks of rows computes the same bits in these parts: other
@@ -107,8 +86,9 @@ fn by_columns(graph: &Graph, chunks: u64) -> Option<Graph> {
 pub fn keeps_bits(graph: &Graph, parts: Parts) -> bool {
     let sums_products = |graph: Graph| {
         choice::first(&graph, parts.sums, |region| {
-            written(&graph, region, parts.chunks, BLOCK)?;
-            Ok(region.sums_products(&graph))
+            let sums_products = region.sums_products(&graph);
+            written(&graph, &[&Cut::by_rows(&graph, region, parts.chunks, BLOCK)?])?;
+            Ok(sums_products)
         })
     };
     parts.sums == Sums::AtOnce || loss::picked(graph).and_then(sums_products).unwrap_or(false)
@@ -134,45 +114,4 @@ pub fn divided_at(divided: &Graph) -> Option<&str> {
     let mut first = calls.filter_map(|node| Some((node, node.name.strip_suffix(".chunk0")?)));
     let product = first.clone().find(|(node, _)| is_product(node));
     product.or_else(|| first.next()).map(|(_, name)| name)
-}
-
-/// Where chunks begin, at multiples of `block` but with `least` rows or more each, and where the
-/// last one ends.
-fn borders(rows: u64, chunks: u64, block: u64, least: u64) -> Vec<u64> {
-    let mut each = rows.div_ceil(chunks.max(1)).max(least).next_multiple_of(block);
-    if chunks > 1 && each >= block + least && rows < each + least {
-        each -= block;
-    }
-    let mut borders: Vec<u64> = (0..rows.div_ceil(each)).map(|chunk| chunk * each).collect();
-    if borders.len() > 1 && borders.last().is_some_and(|last| rows - last < least) {
-        borders.pop();
-    }
-    borders.push(rows);
-    borders
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn chunks_end_at_blocks_and_none_is_small() {
-        assert_eq!(super::borders(200, 3, FINE, 16), [0, 128, 200]);
-        assert_eq!(super::borders(257, 2, FINE, 16), [0, 192, 257]);
-        assert_eq!(super::borders(9, 4, 1, 1), [0, 3, 6, 9]);
-        assert_eq!(super::borders(9, 16, 1, 1), (0..=9).collect::<Vec<_>>());
-        assert_eq!(super::borders(9, 16, 1, 2), [0, 2, 4, 6, 9]);
-        assert_eq!(super::borders(1040, 8, BLOCK, 17), [0, 256, 512, 768, 1040]);
-        assert_eq!(super::borders(1040, 8, BLOCK, 257), [0, 512, 1040]);
-        let borders = |rows, chunks| super::borders(rows, chunks, BLOCK, 16);
-        assert_eq!(borders(2048, 4), [0, 512, 1024, 1536, 2048]);
-        assert_eq!(borders(2048, 100), (0..=8).map(|block| block * 256).collect::<Vec<_>>());
-        assert_eq!(borders(1000, 2), [0, 512, 1000]);
-        assert_eq!(borders(520, 8), [0, 256, 520]);
-        assert_eq!(borders(520, 2), [0, 256, 520]);
-        assert_eq!(borders(1024, 2), [0, 512, 1024]);
-        assert_eq!(borders(200, 8), [0, 200]);
-        assert_eq!(borders(2048, 1), [0, 2048]);
-        assert_eq!(borders(0, 4), [0]);
-    }
 }

@@ -152,7 +152,7 @@ impl<'a> Step<'a> {
     /// Ways to divide what a layer makes of a product, and what the backward pass makes of that: by
     /// rows, and by sequences if there are any. All of the backward pass that follows from more
     /// than placeholders and is no view comes after the product.
-    pub fn forms_of_layer(&self, product: ValueId) -> (Form, Option<Form>) {
+    pub fn forms_of_layer(&self, product: ValueId) -> Vec<Form> {
         let start = self.graph.values()[product].producer;
         let is_after = |(id, node): &(NodeId, &Node)| {
             let is_new = !node.inputs.is_empty() && self.makes_its_own(node);
@@ -161,7 +161,7 @@ impl<'a> Step<'a> {
         let border = self.graph.nodes().iter().find(is_after).map(|(id, _)| id);
         let rows = self.graph.values()[product].tensor.shape[0];
         let form = |rows| Form { rows, border, whole: Whole::Layer };
-        (form(rows), self.sequences(product).map(form))
+        Some(rows).into_iter().chain(self.sequences(product)).map(form).collect()
     }
 
     /// How many sequences the rows of a matrix are, if it is shown as such.

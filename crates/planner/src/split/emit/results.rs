@@ -11,7 +11,7 @@ use crate::tensor::{Argument, DType};
 
 const TO_COPY: &str = "aten._to_copy.default";
 
-impl Emitter<'_> {
+impl Emitter<'_, '_> {
     /// Notes what stands for the chunk's rows of a value. If others read them, they go where the
     /// rows of all chunks are.
     pub(super) fn keep(
@@ -22,7 +22,7 @@ impl Emitter<'_> {
         chunk: &mut Chunk,
     ) -> Result<(), SplitError> {
         chunk.made.insert(value, made);
-        if !self.leaving.contains(&value) {
+        if !self.cut.leaving.contains(&value) {
             return Ok(());
         }
         // What others add up, they add up in the order in which it lies.
@@ -30,24 +30,24 @@ impl Emitter<'_> {
             let why = "makes rows that do not lie in order, and others read them";
             return Err(SplitError::Unsuited { node: node.name.clone(), why });
         }
-        match self.region.into {
+        match self.cut.region.into {
             Some((result, target)) if result == value => {
-                let whole = match self.totals.get(&target) {
+                let whole = match self.part.totals.get(&target) {
                     Some(&whole) => whole,
                     None => self.before(target, node)?,
                 };
                 let whole = self.put(node, value, (made, whole), chunk)?;
-                self.totals.insert(target, whole);
+                self.part.totals.insert(target, whole);
             }
-            _ if self.region.wide.contains(&value) => {
-                let whole = match self.totals.get(&value) {
+            _ if self.cut.region.wide.contains(&value) => {
+                let whole = match self.part.totals.get(&value) {
                     Some(&whole) => whole,
                     None => self.room(node, value)?,
                 };
                 let whole = self.put(node, value, (made, whole), chunk)?;
-                self.totals.insert(value, whole);
+                self.part.totals.insert(value, whole);
             }
-            _ => self.kept.entry(value).or_default().push(made),
+            _ => self.part.kept.entry(value).or_default().push(made),
         }
         Ok(())
     }
@@ -55,7 +55,7 @@ impl Emitter<'_> {
     /// A tensor for the rows of all chunks of a value.
     fn room(&mut self, node: &Node, value: ValueId) -> Result<ValueId, SplitError> {
         let tensor = &self.graph.values()[value].tensor;
-        let shape = self.region.spans[&value].flat(&tensor.shape, self.region.rows);
+        let shape = self.cut.region.spans[&value].flat(&tensor.shape, self.cut.region.rows);
         let name = format!("{}.rows", self.name_of(value));
         let call = Call::new(name, EMPTY, vec![sizes(&shape)], node);
         self.writer.typed(call, tensor.dtype)
@@ -70,7 +70,7 @@ impl Emitter<'_> {
         chunk: &Chunk,
     ) -> Result<ValueId, SplitError> {
         let number = |number: u64| Argument::Int(number.cast_signed());
-        let span = self.region.spans[&value];
+        let span = self.cut.region.spans[&value];
         let args = vec![
             Argument::Value(whole),
             Argument::Value(part),
@@ -90,12 +90,12 @@ impl Emitter<'_> {
         mut args: Vec<Argument>,
         chunk: &Chunk,
     ) -> Result<(), SplitError> {
-        let total = self.totals.get(&output).copied();
+        let total = self.part.totals.get(&output).copied();
         let op = if total.is_some() { "aten.addmm.default" } else { "aten.mm.default" };
         args.splice(0..0, total.map(Argument::Value));
         let call = chunk.call(&self.graph.nodes()[id], op, args);
         let made = self.writer.first(Call { over: total, ..call })?;
-        self.totals.insert(output, made);
+        self.part.totals.insert(output, made);
         Ok(())
     }
 
@@ -109,7 +109,7 @@ impl Emitter<'_> {
         chunk: &Chunk,
     ) -> Result<(), SplitError> {
         let name = format!("{}.total{}", self.name_of(output), chunk.suffix());
-        let made = match self.totals.get(&output) {
+        let made = match self.part.totals.get(&output) {
             Some(&total) => {
                 let args = vec![Argument::Value(total), Argument::Value(term)];
                 let call = Call::new(name, "aten.add.Tensor", args, node);
@@ -121,7 +121,7 @@ impl Emitter<'_> {
             }
             None => term,
         };
-        self.totals.insert(output, made);
+        self.part.totals.insert(output, made);
         Ok(())
     }
 
@@ -130,17 +130,17 @@ impl Emitter<'_> {
         let node = &self.graph.nodes()[id];
         for (index, output) in node.outputs.iter().enumerate() {
             let Some(output) = *output else { continue };
-            let into = self.region.into.filter(|&(result, _)| result == output);
+            let into = self.cut.region.into.filter(|&(result, _)| result == output);
             if let Some((_, target)) = into {
-                self.writer.stand(node, index, self.totals[&target]);
-            } else if self.region.wide.contains(&output) {
-                let Some(&rows) = self.totals.get(&output) else { continue };
+                self.writer.stand(node, index, self.part.totals[&target]);
+            } else if self.cut.region.wide.contains(&output) {
+                let Some(&rows) = self.part.totals.get(&output) else { continue };
                 let made = self.unflat(node, output, rows)?;
                 self.writer.stand_as(id, index, made);
-            } else if let Some(&total) = self.totals.get(&output) {
+            } else if let Some(&total) = self.part.totals.get(&output) {
                 let made = self.whole_total(node, output, total)?;
                 self.writer.stand_as(id, index, made);
-            } else if let Some(parts) = self.kept.remove(&output) {
+            } else if let Some(parts) = self.part.kept.remove(&output) {
                 let made = self.joined(node, output, &parts)?;
                 self.writer.stand_as(id, index, made);
             }
@@ -177,7 +177,7 @@ impl Emitter<'_> {
         output: ValueId,
         parts: &[ValueId],
     ) -> Result<ValueId, SplitError> {
-        let span = self.region.spans[&output];
+        let span = self.cut.region.spans[&output];
         let parts = parts.iter().map(|&part| Argument::Value(part)).collect();
         let args = vec![Argument::List(parts), Argument::Int(span.first as i64)];
         let name = self.name_of(output);
@@ -193,7 +193,7 @@ impl Emitter<'_> {
         value: ValueId,
         rows: ValueId,
     ) -> Result<ValueId, SplitError> {
-        if self.region.spans[&value].dims == 1 {
+        if self.cut.region.spans[&value].dims == 1 {
             return Ok(rows);
         }
         let args = vec![Argument::Value(rows), sizes(&self.graph.values()[value].tensor.shape)];
