@@ -128,7 +128,33 @@ class Routed(nn.Module):
         return first.unsqueeze(-1) * one(x) + second.unsqueeze(-1) * other(x)
 
 
-# Layers with hidden units that can be divided.
+class Heads(nn.Module):
+    """Attention of each token to those before it, by heads and written out; `shaped` makes scores of scores."""
+
+    def __init__(self, width: int, shaped: Callable[[torch.Tensor], torch.Tensor], read: int = 3, learned: bool = False) -> None:
+        super().__init__()
+        self.shaped, self.sizes = shaped, (3, read, read)
+        self.asked, self.found = nn.Linear(width, 3 * 8), nn.Linear(width, 2 * read * 8, bias=False)
+        self.out = nn.Linear(3 * 8, width)
+        self.near = nn.Parameter(0.1 * torch.randn(3, 64)) if learned else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        read = self.sizes[1]
+        query, key, value = (each.unflatten(-1, (-1, 8)).transpose(-3, -2)
+                             for each in (self.asked(x), *self.found(x).chunk(2, -1)))
+        if read == 1:
+            key, value = (each.expand(*query.shape[:-2], -1, -1) for each in (key, value))
+        scores = self.shaped(query @ key.transpose(-2, -1) / 8 ** 0.5)
+        places = torch.arange(x.shape[-2])
+        distances = places[:, None] - places
+        if self.near is not None:
+            scores = scores + self.near[:, distances.clamp(0, 63)]
+        scores = scores.masked_fill(distances < 0, -math.inf)
+        found = functional.softmax(wide(scores), -1).to(value.dtype) @ value
+        return self.out(found.transpose(-3, -2).flatten(-2))
+
+
+# Layers with hidden units, or scores of tokens for each other, that can be divided.
 WIDE: dict[str, Callable[[int], nn.Module]] = {
     "gelu mlp": lambda width: Residual(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)),
     "gated": lambda width: Residual(Rms(width), Gated(width, biased=False)),
@@ -140,6 +166,9 @@ WIDE: dict[str, Callable[[int], nn.Module]] = {
         nn.Linear(width, 3 * width), nn.SiLU(), nn.Linear(3 * width, 3 * width), nn.SiLU(), nn.Linear(3 * width, width)),
     "adapted": lambda width: Residual(nn.LayerNorm(width), Adapted(width)),
     "routed": lambda width: Residual(nn.LayerNorm(width), Routed(width)),
+    "heads": lambda width: Residual(nn.LayerNorm(width), Heads(width, lambda scores: scores)),
+    "capped heads": lambda width: Residual(Rms(width), Heads(width, lambda scores: 2 * torch.tanh(scores / 2), read=1)),
+    "near heads": lambda width: Residual(nn.LayerNorm(width), Heads(width, lambda scores: scores, learned=True)),
 }
 # What may stand between them.
 BETWEEN: dict[str, Callable[[int], nn.Module]] = LAYERS | {
@@ -508,8 +537,10 @@ class Plan:
 
     @property
     def may_be_too_few(self) -> bool:
-        """Whether the rows may be too few for two chunks of layers, of which narrow products need more."""
-        return self.rows < LEAST or (self.rows < 2 * LEAST and "routed" in self.layers)
+        """Whether the rows may be too few for two chunks of layers, of which narrow products need more; what is learned of
+        heads has all of them."""
+        needs_sequences = "near heads" in self.layers and math.prod(self.shape[:-1]) == 1
+        return self.rows < LEAST or (self.rows < 2 * LEAST and "routed" in self.layers) or needs_sequences
 
     @property
     def is_plain(self) -> bool:

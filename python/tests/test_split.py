@@ -23,6 +23,8 @@ from tightfit.training import dividing
 from tightfit.training.places import Place, Places, places
 from torch.nn import functional
 
+import drawn
+
 pytestmark = pytest.mark.skipif(
     "TIGHTFIT_BIN" not in os.environ, reason="TIGHTFIT_BIN does not name the program; `cargo xtask ci python` does"
 )
@@ -433,14 +435,21 @@ def test_totals_of_a_compiled_loop_hold_less():
         torch.testing.assert_close(one, other)
 
 
-class Layers(nn.Module):
-    """Two MLPs whose hidden units are larger than anything else."""
+LAYERS = {
+    "hidden units": lambda: nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 512), nn.GELU(), nn.Linear(512, 32)),
+    "scores": lambda: drawn.Heads(32, lambda scores: scores),
+    "scores of one": lambda: drawn.Heads(32, lambda scores: 2 * torch.tanh(scores / 2), read=1),
+    "learned scores": lambda: drawn.Heads(32, lambda scores: scores, learned=True),
+}
 
-    def __init__(self) -> None:
+
+class Layers(nn.Module):
+    """Two layers that make something larger than anything else."""
+
+    def __init__(self, kind: str) -> None:
         super().__init__()
         self.table = nn.Embedding(WORDS, 32)
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 512), nn.GELU(), nn.Linear(512, 32)) for _ in range(2))
+        self.layers = nn.ModuleList(LAYERS[kind]() for _ in range(2))
         self.head = nn.Linear(32, 4)
 
     def forward(self, words):
@@ -450,31 +459,40 @@ class Layers(nn.Module):
         return self.head(x).square().mean()
 
 
-def test_layers_in_chunks_hold_less_and_have_the_bits_of_the_whole():
-    def looped(**options) -> tuple[list, list]:
-        torch.manual_seed(1)
-        model = Layers()
-        if options:
-            model = tightfit.compile(model, **options)
-        made = []
-        for seed in range(3):
-            torch.manual_seed(seed)
-            loss = model(torch.randint(WORDS, (SAMPLES, LENGTH)))
-            loss.backward()
-            made += [loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
-            model.zero_grad()
-        return made, tightfit.plans(model) if options else []
+def looped_layers(kind: str, length: int, **options) -> tuple[list, list]:
+    torch.manual_seed(1)
+    model = Layers(kind)
+    if options:
+        model = tightfit.compile(model, **options)
+    made = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        loss = model(torch.randint(WORDS, (SAMPLES, length)))
+        loss.backward()
+        made += [loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
+        model.zero_grad()
+    return made, tightfit.plans(model) if options else []
 
-    expected, _ = looped()
-    whole, before = looped(budget="min", split="off")
-    made, plans = looped(budget="min")
+
+@pytest.mark.parametrize("kind", cases("hidden units", "scores", full=["scores of one", "learned scores"]))
+def test_layers_in_chunks_hold_less_and_have_the_bits_of_the_whole(kind):
+    expected, _ = looped_layers(kind, 256)
+    whole, before = looped_layers(kind, 256, budget="min", split="off")
+    made, plans = looped_layers(kind, 256, budget="min")
     assert all(map(torch.equal, made, expected)) and all(map(torch.equal, whole, expected))
     assert plans[0].split == "1+4" and plans[0].peak < before[0].peak
     # A budget that only they fit.
-    made, plans = looped(budget=before[0].peak - 1)
+    made, plans = looped_layers(kind, 256, budget=before[0].peak - 1)
     assert all(map(torch.equal, made, expected)) and plans[0].split == "1+4"
-    _, plans = looped(budget=before[0].peak * 2)
+    _, plans = looped_layers(kind, 256, budget=before[0].peak * 2)
     assert plans[0].split is None
+
+
+@pytest.mark.parametrize("kind", cases("hidden units", "scores", full=["scores of one", "learned scores"]))
+def test_rows_that_do_not_begin_with_a_cache_line_are_divided_only_if_no_bit_changes(kind):
+    expected, _ = looped_layers(kind, LENGTH)
+    made, _ = looped_layers(kind, LENGTH, budget="min")
+    assert all(map(torch.equal, made, expected))
 
 
 def test_a_loop_that_fits_is_not_divided():

@@ -109,7 +109,7 @@ def compile(
     and once more in the backward pass (doc/theory/split.md). That is done where it makes a faster plan within the budget,
     or any, and changes no bit: products of chunks are compared with those of all rows first. With `bits="any"` that
     does not matter, and chunks may also add up the gradient of the head's weight, which needs less. Where nothing else
-    fits, or for "min", hidden units of layers are in chunks, too. `split=N` asks for N chunks of the loss, `split="N+M"`
+    fits, or for "min", what layers do not keep is in chunks, too. `split=N` asks for N chunks of the loss, `split="N+M"`
     for M of layers, too, whatever their bits, and `split="off"` for none. Logits that the model returns as well exist for
     all rows.
 

@@ -11,14 +11,14 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import _native, cache
-from ..calls import overload
+from ..calls import TORCH_DTYPES, overload
 from ..errors import InfeasibleBudget, OptionError
 from ..given import asked
 from ..measure import Call, arguments, is_out_of_memory, values_of
@@ -36,6 +36,8 @@ _MOST, _FEWER = "16", ("8", "4", "2")
 _TOTALS = "16:totals"
 # In how many chunks layers are, and what stands for a loss that is in none.
 _LAYERS, _NO_CHUNKS = "+4", "1"
+# Bytes of a cache line. Tensors begin with one.
+_LINE = 64
 # Products, whose inner sums may be shared out among threads if their rows are few.
 _PRODUCTS = {"aten.mm.default", "aten.addmm.default", "aten.bmm.default"}
 # Calls that compute each row by itself, or nothing.
@@ -240,13 +242,14 @@ def equal_way(whole: dict[str, Any], device: torch.device, ways: Sequence[str]) 
         parts, chunks = values_of(graph), _products(graph)
         if not elements_stay(values, named, graph, parts, device):
             continue
-        keys = {name: f"{_shapes(found, parts)} {Call.of(dict(named[name]), values).key}" for name, found in chunks.items()}
+        own = _own(graph, parts)
+        keys = {name: f"{_shapes(found, parts, own)} {Call.of(dict(named[name]), values).key}" for name, found in chunks.items()}
         with torch.no_grad():
             for name in chunks:
                 if keys[name] not in kept.answers:
                     # One product is there at a time.
                     product = _Product(named[name], values, device)
-                    kept.answers[keys[name]] = product.has_rows_of(chunks[name], parts)
+                    kept.answers[keys[name]] = product.has_rows_of(chunks[name], parts, own)
                     most = max(most, product.most)
                     del product
                 if not kept.answers[keys[name]]:
@@ -340,9 +343,16 @@ def _rounds_alike(node: Mapping[str, Any]) -> bool:
     return name in _ROWS or (name in _ELEMENTS and not {"alpha", "rounding_mode"} & set(node.get("kwargs") or {}))
 
 
-def _shapes(chunks: Sequence[Mapping[str, Any]], parts: Mapping[int, Any]) -> list[tuple[int, ...]]:
-    """The shapes that the products of chunks make, each once."""
-    return sorted({tuple(parts[node["outputs"][0]["id"]].shape) for node in chunks})
+def _own(graph: Mapping[str, Any], parts: Mapping[int, Any]) -> set[int]:
+    """The values that are all there is in their storage; others of a chunk are some rows of what is there of all."""
+    return {index for index, value in parts.items()
+            if graph["storages"][value.storage] == math.prod(value.shape) * TORCH_DTYPES[value.dtype].itemsize}
+
+
+def _shapes(chunks: Sequence[Mapping[str, Any]], parts: Mapping[int, Any], own: Set[int]) -> list[tuple[Any, ...]]:
+    """The shapes that the products of chunks make, and which of what they read lies by itself, each once."""
+    return sorted({(tuple(parts[node["outputs"][0]["id"]].shape), *(index in own for index in node["inputs"]))
+                   for node in chunks})
 
 
 def _products(graph: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
@@ -374,8 +384,9 @@ class _Product:
         # The most bytes that comparing it held.
         self.most = self._size
 
-    def has_rows_of(self, chunks: Sequence[Mapping[str, Any]], parts: Mapping[int, Any]) -> bool:
-        """Whether the products of chunks make its rows. One of each size and the last are tried."""
+    def has_rows_of(self, chunks: Sequence[Mapping[str, Any]], parts: Mapping[int, Any], own: Set[int]) -> bool:
+        """Whether the products of chunks make its rows. One of each size and place relative to whole cache lines is tried:
+        on processors, sums depend on that."""
         first, tried = 0, set()
         for node in chunks:
             rows = _narrowed(self.shape, parts[node["outputs"][0]["id"]].shape)
@@ -383,13 +394,19 @@ class _Product:
                 # It adds up to the product, and has no rows of it.
                 return True
             [(dim, count)] = rows
-            if count not in tried or node is chunks[-1]:
-                given = [self._part(index, other, parts, first) for index, other in enumerate(node["args"])]
+            made = self.made.narrow(dim, first, count)
+            given = [self._part(index, other, parts, first) for index, other in enumerate(node["args"])]
+            tensors = [made, *(tensor for tensor in given if isinstance(tensor, torch.Tensor))]
+            place = (count, *(tensor.data_ptr() % _LINE for tensor in tensors))
+            if place not in tried:
+                given = [found.clone() if isinstance(other, Mapping) and other["value"] in own and found.shape != whole.shape
+                         else found for found, other, whole in zip(given, node["args"], self.given, strict=True)]
                 part = self.operator(*given)
-                self.most = max(self.most, self._size + part.nbytes)
-                if not torch.equal(part, self.made.narrow(dim, first, count)):
+                self.most = max(self.most, self._size + sum(tensor.nbytes for tensor in (part, *given)
+                                                            if isinstance(tensor, torch.Tensor)))
+                if not torch.equal(part, made):
                     return False
-            tried.add(count)
+            tried.add(place)
             first += count
         return True
 

@@ -97,7 +97,7 @@ def step(
     type, is all that is left of them (doc/theory/split.md). Before such a plan runs, products of chunks are compared with
     those of all rows, and it is left out if a bit differs. With `bits="any"` that does not matter, and it may also be that
     not even the logits' gradient exists for all rows: that of the head's weight is a total to which each chunk adds a
-    term, which changes its last digits. Where nothing else fits, or for "min", hidden units of layers are in chunks, too.
+    term, which changes its last digits. Where nothing else fits, or for "min", what layers do not keep is in chunks, too.
     `split=N` asks for N chunks of the loss, `split="8:totals"` for 8 that add to a total, `split="8+4"` for layers in 4,
     too, whatever their bits, and `split="off"` for none. Steps in which nothing can be divided are planned as they are.
 

@@ -6,9 +6,8 @@ use std::cmp::Reverse;
 
 use cranelift_entity::SecondaryMap;
 
-use crate::graph::{Graph, Node, Phase};
+use crate::graph::{Graph, Phase};
 use crate::id::{NodeId, ValueId};
-use crate::operator::Operator;
 use crate::split::growth::Growth;
 use crate::split::region::{Form, LEAST, Obstacle, Region, Step, Whole, is_product};
 use crate::split::{BLOCK, SplitError, Sums};
@@ -71,9 +70,13 @@ impl Products {
                 node.phase.is_forward() && (is_product(node) || is_followed[reader])
             });
         }
-        let all = nodes.iter().filter_map(product);
-        let (of_layers, of_logits) = all.partition(|&(id, _)| is_followed[id]);
-        Products { of_logits, of_layers }
+        let all = nodes.iter().filter(|(_, node)| is_product(node) && node.phase == Phase::Forward);
+        let made =
+            all.filter_map(|(id, node)| Some((id, node.outputs.first().copied().flatten()?)));
+        let (of_layers, others): (Vec<_>, Vec<_>) = made.partition(|&(id, _)| is_followed[id]);
+        let is_matrix =
+            |&(_, value): &(NodeId, ValueId)| step.graph.values()[value].tensor.shape.len() == 2;
+        Products { of_logits: others.into_iter().filter(is_matrix).collect(), of_layers }
     }
 }
 
@@ -102,11 +105,4 @@ pub fn of_table(graph: &Graph) -> Option<Region> {
     let &[_, columns] = &graph.values()[value].tensor.shape[..] else { return None };
     Growth::of(&step, (id, value), Form { rows: columns, border: None, whole: Whole::Step })
         .along_columns()
-}
-
-/// A product of two matrices of the forward pass, and its output.
-pub fn product((id, node): (NodeId, &Node)) -> Option<(NodeId, ValueId)> {
-    let is_one = matches!(node.operator, Some(Operator::Mm | Operator::Addmm))
-        && node.phase == Phase::Forward;
-    Some((id, node.outputs.first().copied().flatten()?)).filter(|_| is_one)
 }

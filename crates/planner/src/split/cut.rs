@@ -32,8 +32,9 @@ impl Cut {
         chunks: u64,
         block: u64,
     ) -> Result<Cut, SplitError> {
-        // If a row is several rows of the product, as a sequence is, chunks may begin with any.
-        let block = if region.each > 1 { 1 } else { block };
+        // If a row is several rows of the product, as a sequence is, or a matrix, chunks may begin
+        // with any.
+        let block = if region.each > 1 || region.is_of_matrices(graph) { 1 } else { block };
         let least = region.least(graph);
         let borders = borders(region.rows, chunks, block, least);
         if borders.len() <= 2 {

@@ -1,13 +1,14 @@
-//! What layers make and do not keep, such as the hidden units of an MLP, in chunks of rows: a wide
-//! product of the forward pass, what follows from it, and what the backward pass makes of that.
-//! Invariant: each layer is divided by itself, or stays as it is. Sums over the rows are made at
-//! once, so chunks change no bit.
+//! What layers make and do not keep, such as the hidden units of an MLP and the scores of
+//! attention, in chunks of rows: a wide product of the forward pass, what follows from it, and what
+//! the backward pass makes of that. Invariant: each layer is divided by itself, or stays as it is.
+//! Sums over the rows are made at once, so chunks change no bit.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, VecDeque};
 
 use crate::graph::Graph;
 use crate::id::{NodeId, ValueId};
+use crate::operator::Operator;
 use crate::split::choice::{self, Products};
 use crate::split::cut::Cut;
 use crate::split::emit::{Unwritten, written};
@@ -15,7 +16,7 @@ use crate::split::region::{Form, Step};
 use crate::split::{SplitError, Sums};
 
 /// The step with its layers in as many chunks: those with a product that makes at least half as
-/// many elements as the widest one that can be divided.
+/// many elements as the widest one of its kind that can be divided.
 ///
 /// # Errors
 /// That of the widest product, if no layer can be divided.
@@ -50,6 +51,8 @@ struct Product {
     node: NodeId,
     value: ValueId,
     elements: u64,
+    /// Whether it is of many matrices.
+    is_of_matrices: bool,
     /// The ways to divide what follows from it that are not refused, the best one first.
     forms: VecDeque<Form>,
     /// What follows from it, in the first of these ways, once that is known.
@@ -63,6 +66,7 @@ impl Layers<'_> {
             node,
             value,
             elements: graph.values()[value].tensor.elements(),
+            is_of_matrices: graph.nodes()[node].operator == Some(Operator::Bmm),
             forms: step.forms_of_layer(value).into(),
             cut: None,
         };
@@ -75,20 +79,18 @@ impl Layers<'_> {
     /// The products around which layers can be divided. What two follow from is in the part of the
     /// wider one.
     fn find(&mut self) -> Vec<usize> {
-        let (mut found, mut taken, mut widest) = (Vec::new(), BTreeSet::new(), 0);
+        let (mut found, mut taken, mut widest) = (Vec::new(), BTreeSet::new(), [0; 2]);
         for at in 0..self.products.len() {
-            let Product { node, elements, .. } = self.products[at];
-            if elements < widest / 2 {
-                break;
-            }
-            if taken.contains(&node) {
+            let Product { node, elements, is_of_matrices, .. } = self.products[at];
+            let widest = &mut widest[usize::from(is_of_matrices)];
+            if elements < *widest / 2 || taken.contains(&node) {
                 continue;
             }
             let Some(cut) = self.cut(at) else { continue };
             let calls: BTreeSet<NodeId> = cut.region.calls.keys().copied().collect();
             if calls.is_disjoint(&taken) {
                 taken.extend(calls);
-                widest = widest.max(elements);
+                *widest = elements.max(*widest);
                 found.push(at);
             }
         }

@@ -4,7 +4,8 @@
 //! running total that each chunk continues; the loss is reduced at once, over what was picked of
 //! each row. The gradient of a table that is looked up in is computed by columns.
 //!
-//! What layers make and do not keep, such as the hidden units of an MLP, may be in chunks as well.
+//! What layers make and do not keep, such as the hidden units of an MLP and the scores of
+//! attention, may be in chunks as well.
 //!
 //! In an engine whose products sum blocks of [`BLOCK`] rows, borders between chunks are borders of
 //! blocks, so that nothing changes a bit. Elsewhere chunks may be finer, and are tried first. Where

@@ -76,6 +76,9 @@ pub struct Obstacle(pub NodeId, pub &'static str);
 impl Region {
     /// The fewest rows of a chunk with which products sum as they do with all rows.
     pub fn least(&self, graph: &Graph) -> u64 {
+        if self.is_of_matrices(graph) {
+            return 1;
+        }
         let columns = self.calls.iter().filter_map(|(&id, along)| {
             let node = &graph.nodes()[id];
             let makes_rows = is_product(node) && matches!(along.outputs[..], [Piece::Rows(_)]);
@@ -85,6 +88,11 @@ impl Region {
         });
         let narrowest = columns.min().unwrap_or(FEW).max(1);
         LEAST.max(FEW / narrowest + 1).div_ceil(self.each)
+    }
+
+    /// Whether the product is of many matrices, and each row is one of them, or several.
+    pub fn is_of_matrices(&self, graph: &Graph) -> bool {
+        graph.nodes()[self.product].operator == Some(Operator::Bmm)
     }
 
     /// Whether only products sum over its rows, in blocks that end where chunks do.
@@ -164,15 +172,23 @@ impl<'a> Step<'a> {
         Some(rows).into_iter().chain(self.sequences(product)).map(form).collect()
     }
 
-    /// How many sequences the rows of a matrix are, if it is shown as such.
+    /// How many sequences the rows of a matrix, or matrices of several, are, if they are shown as
+    /// such.
     fn sequences(&self, matrix: ValueId) -> Option<u64> {
         let values = self.graph.values();
+        let rows = values[matrix].tensor.shape[0];
         let made = self.readers[matrix].iter().flat_map(|&id| &self.graph.nodes()[id].outputs);
         let shown = made.flatten().map(|&value| &values[value]);
         let of_matrix = shown.filter(|value| value.storage == values[matrix].storage);
-        let rows = values[matrix].tensor.shape[0];
-        let mut first = of_matrix.filter_map(|value| value.tensor.shape.first().copied());
-        first.find(|&first| 1 < first && first < rows && rows.is_multiple_of(first))
+        let mut counts = of_matrix.filter_map(|value| {
+            let extents = value.tensor.shape.iter();
+            let mut counts = extents.scan(1, |count, extent| {
+                *count *= extent;
+                Some(*count)
+            });
+            counts.find(|&count| count > 1)
+        });
+        counts.find(|&count| count < rows && rows.is_multiple_of(count))
     }
 
     /// Whether what a call makes lies in storages of its own, in order.
