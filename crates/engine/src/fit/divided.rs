@@ -11,7 +11,7 @@ use std::cmp::Ordering;
 use tightfit::effort::Effort;
 use tightfit::exit::{Coded, Refusal};
 use tightfit::graph::Graph;
-use tightfit::plan::{Infeasible, PlanError, needed};
+use tightfit::plan::{PlanError, needed};
 use tightfit::profile::Profile;
 use tightfit::split::Parts;
 use tightfit::units::{Bytes, Seconds};
@@ -137,16 +137,16 @@ fn fit_layers(
         let layers = (division.graph)(ONLY_LAYERS).filter(|it| !search.needs_more(it, &whole));
         if let Some(graph) = layers {
             let least = search.least(&graph);
-            whole.admit_any(least);
             let profile = (division.profile)(ONLY_LAYERS, &graph);
             let layers = search.plan(ONLY_LAYERS, (graph, profile), effort);
-            if search.compare(&layers, &whole) == Ordering::Less {
-                return layers;
-            }
             whole.admit_smaller(least);
+            whole = search.best(vec![layers, whole]);
         }
     }
-    Divided { whole: None, ..whole }
+    match whole.parts {
+        Parts::WHOLE => Divided { whole: None, ..whole },
+        _ => whole,
+    }
 }
 
 /// The first plans of a step as it is and in chunks.
@@ -176,12 +176,21 @@ impl Divided {
         }
     }
 
-    /// A step that was not planned may fit where this one does not: that is no proof then.
+    /// Another division of the step, planned or not, may fit where this one does not: nothing is
+    /// proven of less than it needs.
     fn admit_any(&mut self, least: Bytes) {
         if let Err(FittingError::Fit(FitError::Plan(PlanError::Infeasible(proof)))) =
             &mut self.planned
         {
             proof.needed = proof.needed.min(least);
+        }
+    }
+
+    /// What no schedule needs less than, if the budget is refused.
+    fn needed(&self) -> Option<Bytes> {
+        match &self.planned {
+            Err(FittingError::Fit(error)) => error.infeasible().map(|proof| proof.needed),
+            _ => None,
         }
     }
 }
@@ -371,7 +380,7 @@ impl<'a> Search<'a> {
                 let bytes = planned.budget.0 as f64;
                 (0, if self.is_smallest() { [bytes, seconds] } else { [seconds, bytes] })
             }
-            Err(FittingError::Fit(error)) => (1, needs(error)),
+            Err(FittingError::Fit(error)) => (1, [reached(error), 0.0]),
             Err(_) => (2, [0.0; 2]),
         }
     }
@@ -405,8 +414,17 @@ impl<'a> Search<'a> {
         });
         let again: Vec<Divided> = again.collect();
         planned.extend(again);
-        // Of several that are as good, the last one has the better bound.
-        planned.into_iter().rev().min_by(|one, other| self.compare(one, other)).expect("not empty")
+        self.best(planned)
+    }
+
+    /// The best of several; of those that are as good, the last one, which has the better bound. If
+    /// none fits, nothing is proven of less than any of them needs.
+    fn best(&self, planned: Vec<Divided>) -> Divided {
+        let needed = planned.iter().filter_map(Divided::needed).min();
+        let by_rank = |one: &Divided, other: &Divided| self.compare(one, other);
+        let mut best = planned.into_iter().rev().min_by(by_rank).expect("one is planned");
+        needed.into_iter().for_each(|needed| best.admit_any(needed));
+        best
     }
 
     /// What may be better than its first plan seemed: the step as it is, if the smallest plan is
@@ -466,9 +484,7 @@ fn seems_to_need(divided: &Divided) -> f64 {
     }
 }
 
-/// What no schedule needs less than, and the smallest budget known: if the step that needs least is
-/// proven not to fit, none does.
-fn needs(error: &FitError) -> [f64; 2] {
-    let of = |proof: &Infeasible| [proof.needed, proof.reached].map(|bytes| bytes.0 as f64);
-    error.infeasible().map_or([f64::INFINITY; 2], of)
+/// The smallest budget known that fits a plan.
+fn reached(error: &FitError) -> f64 {
+    error.infeasible().map_or(f64::INFINITY, |proof| proof.reached.0 as f64)
 }
