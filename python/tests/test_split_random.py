@@ -152,10 +152,11 @@ def errors(case: drawn.Case, made: dict, whole: dict) -> list[str]:
 
 
 def undivided(graph: dict, plan: drawn.Plan) -> list[str]:
-    """What makes a number for each row and each word."""
+    """What makes a number for each row and each word, and does not only show some that are less."""
     sizes = {plan.rows * words for words in (plan.words, plan.words - 7 * ("fewer" in plan.shaped))}
     made = [(node["name"], output) for node in graph["nodes"] for output in node["outputs"] if output is not None]
-    return [name for name, output in made if output["dtype"] in FLOATS and math.prod(output["shape"]) in sizes]
+    return [name for name, output in made if output["dtype"] in FLOATS and math.prod(output["shape"]) in sizes
+            and graph["storages"][output["storage"]] >= min(sizes)]
 
 
 def differences(case: drawn.Case, folder, *all_parts: str) -> dict[str, list[str]]:

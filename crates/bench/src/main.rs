@@ -3,6 +3,7 @@
 
 #[cfg(feature = "ablation")]
 mod ablation;
+mod curve;
 mod dataflow;
 mod engine;
 mod layout;
@@ -26,6 +27,7 @@ use tightfit_cli::program;
 enum Part {
     Engine(engine::Arguments),
     Planner(planner::Arguments),
+    Curve(curve::Arguments),
     Layout(layout::Arguments),
     Dataflow(dataflow::Arguments),
     Modules(modules::Arguments),
@@ -56,6 +58,7 @@ fn measured(part: &Part) -> Result<ExitCode> {
     match part {
         Part::Engine(arguments) => engine::engine(arguments),
         Part::Planner(arguments) => planner::planner(arguments),
+        Part::Curve(arguments) => curve::curve(arguments),
         Part::Layout(arguments) => layout::layout(arguments),
         Part::Dataflow(arguments) => dataflow::analyses(arguments),
         Part::Modules(arguments) => modules::modules(arguments),

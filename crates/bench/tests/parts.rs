@@ -71,6 +71,38 @@ fn plans_are_complete() {
     }
 }
 
+#[test]
+fn a_search_is_compared_with_the_best_that_is_known() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let known = |folder: &Path| -> Value {
+        serde_json::from_slice(&std::fs::read(folder.join("known.json")).unwrap()).unwrap()
+    };
+    let arguments = "curve corpus/synthetic/tf2.json.gz --budgets 0.05,0.6 --deadline 500ms \
+                     --known FOLDER/known.json --lower";
+    let ran = bench(arguments, folder);
+    assert!(ran.status.success(), "{}", text(&ran.stderr));
+    let of_graph = known(folder)["tf2"].clone();
+    let seconds = of_graph["step_seconds"].as_object().unwrap();
+    assert_eq!(seconds.len(), 2, "a budget below the smallest is not searched: {seconds:?}");
+    assert!(text(&ran.stdout).contains("| tf2 | tight |"), "{}", text(&ran.stdout));
+    // A plan that is known to be faster stays known, and is what others are compared with.
+    let largest = seconds.iter().max_by_key(|(budget, _)| budget.parse::<u64>().unwrap());
+    let (budget, least) = largest.unwrap();
+    let faster = least.as_f64().unwrap() / 2.0;
+    let mut changed = known(folder);
+    changed["tf2"]["step_seconds"][budget] = faster.into();
+    std::fs::write(folder.join("known.json"), changed.to_string()).unwrap();
+    let ran = bench(arguments, folder);
+    assert!(ran.status.success(), "{}", text(&ran.stderr));
+    assert_eq!(known(folder)["tf2"]["step_seconds"][budget], faster);
+    let of_budget = text(&ran.stdout).lines().find(|line| line.starts_with("| tf2 | 0.6 |"));
+    let excess: f64 = of_budget.unwrap().split('|').rev().nth(1).unwrap().trim().parse().unwrap();
+    assert!(excess > 10.0, "{of_budget:?}");
+    std::fs::write(folder.join("known.json"), "[]").unwrap();
+    assert!(!bench(arguments, folder).status.success());
+}
+
 /// The program is part of it, since what is measured runs in processes of its own.
 #[test]
 fn a_training_step_is_timed() {

@@ -286,9 +286,14 @@ impl<'a> Meter<'a> {
         self.spent
     }
 
+    /// The time, by the effort's clock.
+    pub fn now(&self) -> Seconds {
+        (self.effort.clock)()
+    }
+
     /// Time since the start; infinite after an interruption, even one before the start.
     pub fn elapsed(&self) -> Seconds {
-        let now = (self.effort.clock)();
+        let now = self.now();
         if now.0.is_infinite() { now } else { Seconds(now.0 - self.start.0) }
     }
 

@@ -206,7 +206,7 @@ fn progress() -> ProgressBar {
 }
 
 /// Graph files of a folder, by name.
-fn graph_files(folder: &Path) -> Result<Vec<PathBuf>> {
+pub fn graph_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let read = || -> std::io::Result<Vec<PathBuf>> {
         std::fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path())).collect()
     };

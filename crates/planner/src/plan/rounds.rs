@@ -48,6 +48,17 @@ pub struct InRounds<T, R> {
     pub made: Result<T, R>,
     /// Time until the first plan was found.
     pub first: Seconds,
+    /// The plans that fitted, each faster than the one before.
+    pub improvements: Vec<Improvement>,
+}
+
+/// A plan that fits was found, faster than all before it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Improvement {
+    /// When, by the effort's clock.
+    pub at: Seconds,
+    /// How long the step takes.
+    pub seconds: Seconds,
 }
 
 /// A budget, and what was found for it.
@@ -61,6 +72,7 @@ pub struct Rounds<'r, 'a, R: Realize> {
     refused: Vec<Picoseconds>,
     /// Time until the first plan was found.
     first: Option<Seconds>,
+    improvements: Vec<Improvement>,
 }
 
 /// The fastest plan within a budget, wherever tensors are placed.
@@ -78,7 +90,15 @@ pub fn fastest(
 impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
     /// Nothing is found yet.
     pub fn new(search: &'r mut Search<'a>, budget: Bytes, realize: &'r mut R) -> Self {
-        Rounds { search, budget, realize, best: None, refused: Vec::new(), first: None }
+        Rounds {
+            search,
+            budget,
+            realize,
+            best: None,
+            refused: Vec::new(),
+            first: None,
+            improvements: Vec::new(),
+        }
     }
 
     /// All rounds, beginning with the floor; the smallest plan if nothing else fits.
@@ -99,14 +119,22 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
         if self.best.is_none() || ended != Ended::InOrder {
             let restarted = self.restart(&meter);
             if let (Err(refused), None) = (restarted, &self.best) {
-                let first = self.first.unwrap_or(meter.elapsed());
-                return InRounds { made: Err(refused), first };
+                return self.ended(Err(refused), &meter);
             }
         } else if !fits {
             self.go_on(&meter);
         }
-        let (_, made) = self.best.expect("a plan that fits stays until a better one does");
-        InRounds { made: Ok(made), first: self.first.unwrap_or(meter.elapsed()) }
+        let (_, made) = self.best.take().expect("a plan that fits stays until a better one does");
+        self.ended(Ok(made), &meter)
+    }
+
+    fn ended(
+        self,
+        made: Result<R::Made, R::Refusal>,
+        meter: &Meter<'_>,
+    ) -> InRounds<R::Made, R::Refusal> {
+        let first = self.first.unwrap_or(meter.elapsed());
+        InRounds { made, first, improvements: self.improvements }
     }
 
     /// The first rounds, while the other planners make their plans on a second thread.
@@ -165,7 +193,9 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
     /// Starts again from the smallest plan, apart from what was found; the better of both stays.
     fn restart(&mut self, meter: &Meter<'_>) -> Result<(), R::Refusal> {
         let (plan, made) = self.realize.smallest(self.search, self.budget, meter)?;
-        let found = self.best.replace((self.search.extra(&plan), made));
+        let extra = self.search.extra(&plan);
+        let found = self.best.replace((extra, made));
+        self.note(extra, meter.now());
         let refused = std::mem::take(&mut self.refused);
         self.search.offer(plan);
         self.first.get_or_insert(meter.elapsed());
@@ -216,8 +246,17 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
         let extra = self.search.extra(plan);
         if self.wants(extra) {
             self.best = Some((extra, self.realize.realize(plan, self.budget, effort)?));
+            self.note(extra, (effort.clock)());
         }
         Ok(())
+    }
+
+    /// Notes that a plan fits, if it is faster than all before it.
+    fn note(&mut self, extra: Picoseconds, at: Seconds) {
+        let seconds = Seconds(self.search.total().seconds().0 + extra.seconds().0);
+        if self.improvements.last().is_none_or(|last| seconds < last.seconds) {
+            self.improvements.push(Improvement { at, seconds });
+        }
     }
 
     fn rounds(&mut self, meter: &mut Meter<'_>, mut hear: impl FnMut(&mut Self)) -> Ended {
