@@ -495,6 +495,34 @@ def test_rows_that_do_not_begin_with_a_cache_line_are_divided_only_if_no_bit_cha
     assert all(map(torch.equal, made, expected))
 
 
+class Shared(nn.Module):
+    """Its table is looked up in twice, so that its gradient is a sum that is no chunk's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(WORDS, 96), nn.Linear(96, WORDS)
+
+    def forward(self, words, targets):
+        x = self.table(words) + self.table(words).mean(1, keepdim=True)
+        return functional.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
+
+
+def test_a_table_that_is_read_twice_does_not_keep_the_loss_whole():
+    def looped(**options) -> tuple[list, list]:
+        torch.manual_seed(1)
+        model = Shared()
+        if options:
+            model = tightfit.compile(model, **options)
+        torch.manual_seed(2)
+        loss = model(torch.randint(WORDS, (SAMPLES, LENGTH)), torch.randint(WORDS, (SAMPLES, LENGTH)))
+        loss.backward()
+        return [loss.detach(), *(parameter.grad for parameter in model.parameters())], tightfit.plans(model) if options else []
+
+    expected, _ = looped()
+    made, plans = looped(budget="min")
+    assert plans[0].split and all(map(torch.equal, made, expected))
+
+
 def test_a_loop_that_fits_is_not_divided():
     _, plans = looped("mean", "inside", budget="1GiB")
     assert plans[0].split is None and plans[0].recomputed == 0

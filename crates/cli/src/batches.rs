@@ -259,6 +259,11 @@ impl Batches {
         }
     }
 
+    /// Whether a step that could be in chunks may not be.
+    pub fn forbid_chunks(self, graph: &Graph) -> bool {
+        self.split == Some(Split::Into(Parts::WHOLE)) && split(graph, Parts::of_loss(2)).is_ok()
+    }
+
     /// The options for the fewest micro-batches whose step has every call that the requested number
     /// has.
     pub fn tried(self) -> Vec<String> {

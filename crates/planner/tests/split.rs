@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tightfit::graph::{Graph, GraphBuilder, Node, NodeSpec, Phase, ValueSpec, read, write_file};
+use tightfit::id::ValueId;
 use tightfit::split::{Parts, SplitError, Sums, parts_of, split};
 use tightfit::tensor::{Argument, DType, TensorType};
 use tightfit::units::Bytes;
@@ -231,7 +232,10 @@ fn one_chunk_is_the_step_itself_and_small_losses_have_no_more() {
     // Chunks have 256 rows or more.
     assert_eq!(split(&graph, totals(8)).unwrap(), split(&graph, totals(1000)).unwrap());
     let small = graph_of("steps/gpt-nano/train.json.gz");
-    assert_eq!(split(&small, totals(2)).unwrap_err(), SplitError::Few { rows: 256, least: 16 });
+    assert_eq!(
+        split(&small, totals(2)).unwrap_err(),
+        SplitError::Few { rows: 256, block: 256, least: 16 }
+    );
 }
 
 #[test]
@@ -308,4 +312,42 @@ fn what_layers_do_not_keep_is_made_in_parts() {
     }
     let convolutions = graph_of("graphs/resnet50_b32.json.gz");
     assert_eq!(split(&convolutions, Parts::of_layers(4)), Err(SplitError::NoLayer));
+}
+
+/// A product of `rows` rows, its positive part, and another product; the first one has this name.
+fn layer(rows: u64, name: &str) -> Graph {
+    let mut builder = GraphBuilder::new("layer");
+    let mut add = |name: &str, op: &str, phase, inputs: &[ValueId], shape: [u64; 2]| {
+        let spec = NodeSpec {
+            inputs: inputs.to_vec(),
+            args: inputs.iter().map(|&value| Argument::Value(value)).collect(),
+            ..NodeSpec::new(name, op, phase)
+        };
+        let storage = builder.storage(Bytes(shape[0] * shape[1] * 4));
+        builder.node(spec, &[Some(ValueSpec::contiguous(&shape, DType::F32, storage))])[0]
+    };
+    let input = add("x", "placeholder", Phase::Input, &[], [rows, 16]);
+    let weights = [
+        add("up", "placeholder", Phase::Buffer, &[], [16, 64]),
+        add("down", "placeholder", Phase::Buffer, &[], [64, 16]),
+    ];
+    let wide = add(name, "aten.mm.default", Phase::Forward, &[input, weights[0]], [rows, 64]);
+    let positive = add("relu", "aten.relu.default", Phase::Forward, &[wide], [rows, 64]);
+    let made = add("mm", "aten.mm.default", Phase::Forward, &[positive, weights[1]], [rows, 16]);
+    builder.output(made);
+    builder.build().unwrap()
+}
+
+#[test]
+fn what_has_no_rows_is_not_divided() {
+    let parts = Parts::of_layers(4);
+    assert_eq!(parts_of(&split(&layer(1024, "hidden"), parts).unwrap()), parts);
+    assert_eq!(split(&layer(0, "hidden"), parts), Err(SplitError::NoLayer));
+    assert!(matches!(split(&layer(200, "hidden"), parts), Err(SplitError::Few { block: 256, .. })));
+}
+
+#[test]
+fn names_of_the_step_are_no_chunks() {
+    let made = split(&layer(1024, "hidden.part7.chunk41"), Parts::of_layers(2)).unwrap();
+    assert_eq!(parts_of(&made), Parts::of_layers(2));
 }

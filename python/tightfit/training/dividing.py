@@ -40,11 +40,11 @@ _LAYERS, _NO_CHUNKS = "+4", "1"
 _LINE = 64
 # Products, whose inner sums may be shared out among threads if their rows are few.
 _PRODUCTS = {"aten.mm.default", "aten.addmm.default", "aten.bmm.default"}
-# Calls that compute each row by itself, or nothing.
+# Calls that compute each row by itself, or each column, or nothing.
 _ROWS = {
     "_log_softmax", "_log_softmax_backward_data", "_safe_softmax", "_softmax", "_softmax_backward_data", "_unsafe_index",
-    "_unsafe_view", "addmm", "all", "amax", "amin", "any", "argmax", "argmin", "bmm", "cat", "embedding", "empty", "expand",
-    "gather", "index", "index_select", "logsumexp", "max", "mean", "min", "mm", "native_layer_norm",
+    "_unsafe_view", "addmm", "all", "amax", "amin", "any", "argmax", "argmin", "bmm", "cat", "embedding",
+    "embedding_dense_backward", "empty", "expand", "gather", "index", "index_select", "logsumexp", "max", "mean", "min", "mm", "native_layer_norm",
     "native_layer_norm_backward", "nll_loss2d_backward", "nll_loss2d_forward", "nll_loss_backward", "nll_loss_forward",
     "permute", "reshape", "scatter", "scatter_add", "select", "select_backward", "slice", "slice_backward",
     "slice_scatter", "sort", "split", "split_with_sizes", "squeeze", "sum", "t", "topk", "transpose", "unsqueeze", "view",
@@ -58,7 +58,8 @@ _ELEMENTS = {
 }
 # Sums, and what ends with one.
 _SUMS = {"logsumexp", "mean", "sum"}
-_SOFTMAX = {"_safe_softmax", "_softmax"}
+# Where a softmax, or its derivative, says along which dimension it is.
+_SOFTMAX = {"_safe_softmax": 1, "_softmax": 1, "_log_softmax": 1, "_softmax_backward_data": 2, "_log_softmax_backward_data": 2}
 # Elements that loops take at once, at most: two vectors of numbers of 16 bits. Threads share loops over more than these.
 _VECTORS, _GRAIN = 64, 1 << 15
 _CHUNK, _PART = re.compile(r"(.+)\.(?:chunk|part)\d+"), re.compile(r".+\.part\d+")
@@ -331,7 +332,7 @@ def _is_shared(node: Mapping[str, Any], parts: Mapping[int, Any]) -> bool:
     is read, or a softmax over another dimension than the last."""
     name = node["op"].split(".")[1]
     if name in _SOFTMAX:
-        return node["args"][1] not in (-1, len(parts[node["outputs"][0]["id"]].shape) - 1)
+        return node["args"][_SOFTMAX[name]] not in (-1, len(parts[node["outputs"][0]["id"]].shape) - 1)
     return name in _SUMS and _elements(node, parts) == 1
 
 

@@ -73,8 +73,9 @@ def _advice(step: Any, others: Mapping[str, int], coming: Coming) -> str:
     if step.accumulates and step.joint.has_backward and "optimizer state" not in others:
         advice.append("An optimizer's state comes on top, unless optimizer=… says which")
     if step.loss.is_guess and step.joint.has_backward:
-        advice.append("What a loss outside of the model takes is known after the first step, so later ones may need more; with "
-                      "loss=… it is captured, and known from the start")
+        advice.append("What a loss outside of the model takes is known after the first step; what is assumed until then, and "
+                      "proven with it, may be too much or too little: loss_memory=… says it, and with loss=… it is captured, "
+                      "and known from the start")
     elif step.division.has_others:
         advice.append("With bits=\"any\" other chunks of the loss are tried, too, which may need less and change last digits of the "
                       "gradients")

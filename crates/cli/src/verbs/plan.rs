@@ -161,6 +161,9 @@ pub fn plan(arguments: &Arguments) -> Result<ExitCode> {
             let more = arguments.details.of_refusal(&graph, &profile, planner, refused)?;
             let error = Failure::from(error);
             let error = match parts {
+                Parts::WHOLE if batches.forbid_chunks(&graph) => {
+                    error.context("without chunks, as with --split off")
+                }
                 Parts::WHOLE => error,
                 parts => {
                     let there = parts_of(&graph);

@@ -428,14 +428,13 @@ impl<'a> Search<'a> {
     }
 
     /// What may be better than its first plan seemed: the step as it is, if the smallest plan is
-    /// requested and it seems to need little more than the least; if layers had to be divided, what
-    /// seemed to need little more than the budget without.
+    /// requested and it seems to need little more than the least; if nothing fitted without layers
+    /// in chunks, what seemed to need little more than the budget without.
     fn near<'d>(&self, planned: &'d [Divided]) -> Option<&'d Divided> {
-        let is_layered = |it: &Divided| it.parts.layers > 1;
+        let has_layers = planned.iter().any(|it| it.parts.layers > 1);
+        let fits_without = planned.iter().any(|it| it.parts.layers == 1 && it.planned.is_ok());
         let (most, of): (f64, fn(&Divided) -> bool) = match self.task.budget {
-            Budget::Absolute(budget)
-                if planned.iter().any(|it| is_layered(it) && it.planned.is_ok()) =>
-            {
+            Budget::Absolute(budget) if has_layers && !fits_without => {
                 (budget.0 as f64, |it| it.parts.layers == 1)
             }
             Budget::Smallest => {

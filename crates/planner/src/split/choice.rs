@@ -37,7 +37,7 @@ pub fn first<T>(
     for product in products {
         let rows = tensor(product.1).shape[0];
         if rows <= BLOCK {
-            refused = refused.or(Some(SplitError::Few { rows, least: LEAST }));
+            refused = refused.or(Some(SplitError::Few { rows, block: BLOCK, least: LEAST }));
             continue;
         }
         for form in step.forms(product.1) {
@@ -73,6 +73,7 @@ impl Products {
         let all = nodes.iter().filter(|(_, node)| is_product(node) && node.phase == Phase::Forward);
         let made =
             all.filter_map(|(id, node)| Some((id, node.outputs.first().copied().flatten()?)));
+        let made = made.filter(|&(_, value)| step.graph.values()[value].tensor.elements() > 0);
         let (of_layers, others): (Vec<_>, Vec<_>) = made.partition(|&(id, _)| is_followed[id]);
         let is_matrix =
             |&(_, value): &(NodeId, ValueId)| step.graph.values()[value].tensor.shape.len() == 2;

@@ -39,7 +39,7 @@ impl Cut {
         let borders = borders(region.rows, chunks, block, least);
         if borders.len() <= 2 {
             let [rows, least] = [region.rows, least].map(|count| count * region.each);
-            return Err(SplitError::Few { rows, least });
+            return Err(SplitError::Few { rows, block: block * region.each, least });
         }
         let cut = Cut::at(graph, region, borders);
         if !cut.saves(graph) {
@@ -61,7 +61,9 @@ impl Cut {
     fn at(graph: &Graph, region: Region, borders: Vec<u64>) -> Cut {
         let others = graph.nodes().iter().filter(|(id, _)| !region.calls.contains_key(id));
         let read = others.flat_map(|(_, node)| &node.inputs).chain(graph.outputs());
-        let mut leaving: HashSet<ValueId> = read.copied().collect();
+        let is_made_here =
+            |value: &&ValueId| region.calls.contains_key(&graph.values()[**value].producer);
+        let mut leaving: HashSet<ValueId> = read.filter(is_made_here).copied().collect();
         // A view that others read is made again, of what it shows.
         let mut shown = Vec::new();
         for &id in region.calls.keys().rev() {

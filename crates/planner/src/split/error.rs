@@ -24,7 +24,7 @@ pub enum SplitError {
     /// No layer has a product of matrices that others follow.
     #[error(
         "no layer can be computed in chunks: no product of the forward pass follows from another \
-         one; leave out `+` and their number"
+         one; leave out `+` and their number, or give `off` instead of `1+`"
     )]
     NoLayer,
     /// A call cannot be made for some rows at a time.
@@ -37,12 +37,14 @@ pub enum SplitError {
     },
     /// There are too few rows.
     #[error(
-        "{rows} rows are too few for two chunks: there have to be more than 256, and {least} or \
-         more in the last one"
+        "{rows} rows are too few for two chunks: there have to be more than {block}, and {least} \
+         or more in the last one"
     )]
     Few {
         /// The rows.
         rows: u64,
+        /// Borders are multiples of this many.
+        block: u64,
         /// As many are a chunk.
         least: u64,
     },

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cranelift_entity::SecondaryMap;
+use cranelift_entity::EntityRef;
 
 use crate::id::{NodeId, StorageId, ValueId};
 use crate::operator::Kind;
@@ -256,20 +256,19 @@ impl<'a> Growth<'a> {
         };
         let mut found = Vec::new();
         for (first, last) in self.ends() {
-            let within: Vec<NodeId> =
-                graph.nodes().keys().filter(|id| (first..=last).contains(id)).collect();
-            let mut follows: SecondaryMap<NodeId, bool> = SecondaryMap::new();
-            let mut leads: SecondaryMap<NodeId, bool> = SecondaryMap::new();
-            for &id in &within {
-                follows[id] = is_in(&id) || producers(id).any(|producer| follows[producer]);
-            }
-            for &id in within.iter().rev() {
-                if leads[id] || is_in(&id) {
-                    producers(id).for_each(|producer| leads[producer] = true);
+            let within = || (first.index()..=last.index()).map(NodeId::new);
+            let (mut follows, mut leads) = (BTreeSet::new(), BTreeSet::new());
+            for id in within() {
+                if is_in(&id) || producers(id).any(|producer| follows.contains(&producer)) {
+                    follows.insert(id);
                 }
             }
-            let is_between = |id: &NodeId| !is_in(id) && follows[*id] && leads[*id];
-            found.extend(within.into_iter().filter(is_between));
+            for id in within().rev() {
+                if leads.contains(&id) || is_in(&id) {
+                    leads.extend(producers(id));
+                }
+            }
+            found.extend(follows.intersection(&leads).filter(|id| !is_in(id)));
         }
         found
     }

@@ -28,6 +28,8 @@ mod writer;
 pub use error::{NotParts, SplitError};
 pub use parts::{Parts, Sums};
 
+use std::collections::HashSet;
+
 use crate::graph::{Graph, Node};
 use crate::operator::Operator;
 use crate::split::cut::Cut;
@@ -98,10 +100,15 @@ pub fn keeps_bits(graph: &Graph, parts: Parts) -> bool {
 /// In which parts a step is that [`split`] made: there may not be as many blocks of rows as were
 /// asked for.
 pub fn parts_of(divided: &Graph) -> Parts {
+    let of_forward_pass = divided.nodes().values().filter(|node| node.phase.is_forward());
+    let names: HashSet<&str> = of_forward_pass.map(|node| &*node.name).collect();
     let count = |whole: Whole| {
-        let of_forward_pass = divided.nodes().values().filter(|node| node.phase.is_forward());
-        let number = |name: &str| name.rsplit_once(whole.suffix())?.1.parse::<u64>().ok();
-        of_forward_pass.filter_map(|node| number(&node.name)).max().map_or(1, |last| last + 1)
+        let first = format!("{}0", whole.suffix());
+        let all = names.iter().filter_map(|name| name.strip_suffix(&*first));
+        let is_there =
+            |name: &str, number: u64| names.contains(&*format!("{name}{}{number}", whole.suffix()));
+        let counts = all.map(|name| (1..).take_while(|&number| is_there(name, number)).count() + 1);
+        counts.max().unwrap_or(1) as u64
     };
     Parts::of_loss(count(Whole::Step)).and_layers(count(Whole::Layer))
 }
