@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use tightfit::effort::Effort;
 use tightfit::plan::Planner;
@@ -21,8 +20,8 @@ use tightfit_cli::figures::{self, Figures};
 use tightfit_cli::values::{duration, fraction};
 use tightfit_cli::{output, say};
 
-use crate::markdown;
 use crate::planner::subject::Subject;
+use crate::{markdown, processor};
 
 /// Planners with a fixed rule, which plan without a tier or with one.
 const RULES: [Planner; 3] = [Planner::Chen, Planner::Capuchin, Planner::Dtr];
@@ -201,13 +200,7 @@ impl Bench {
 /// The effort of one search, in processor time: other processes take none of it.
 fn effort(deadline: Seconds, seed: u64) -> Effort<'static> {
     let limits = Limits { deadline: Some(deadline), iterations: None };
-    limits.timed(Planner::Auto, seed, &processor_time)
-}
-
-/// Processor time of this process, all threads together.
-fn processor_time() -> Seconds {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    Seconds(time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9)
+    limits.timed(Planner::Auto, seed, &processor::time)
 }
 
 /// The smallest slab that a planner finds.

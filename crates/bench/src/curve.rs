@@ -7,7 +7,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use tightfit::check::check;
 use tightfit::effort::Effort;
@@ -22,6 +21,7 @@ use tightfit_cli::{note, output, say};
 
 use crate::markdown::{known, points, table};
 use crate::planner::subject::Subject;
+use crate::processor;
 
 /// When the best plan so far is looked at, in seconds.
 const MARKS: [f64; 9] = [0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0];
@@ -148,16 +148,14 @@ fn marks(arguments: &Arguments) -> Vec<f64> {
     MARKS.into_iter().filter(|&mark| mark <= arguments.deadline.0).collect()
 }
 
-/// Processor time of all threads; infinite once interrupted.
-fn processor() -> Seconds {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    let now = time.tv_sec as f64 + time.tv_nsec as f64 / 1e9;
-    if clock().0.is_finite() { Seconds(now) } else { Seconds(f64::INFINITY) }
+/// Processor time; infinite once interrupted.
+fn now() -> Seconds {
+    if clock().0.is_finite() { processor::time() } else { Seconds(f64::INFINITY) }
 }
 
 fn effort(arguments: &Arguments) -> Effort<'static> {
     let limits = Limits { deadline: Some(arguments.deadline), iterations: None };
-    limits.timed(Planner::Auto, arguments.seed, &processor)
+    limits.timed(Planner::Auto, arguments.seed, &now)
 }
 
 /// The smallest slab known, which is looked for if none is.
@@ -182,7 +180,7 @@ fn planned(
     arguments: &Arguments,
 ) -> Result<Search> {
     note!("{} at {}", subject.name, name(fraction));
-    let start = processor();
+    let start = now();
     let request = Request { effort: effort(arguments), ..Request::within(budget) };
     let improvements = match fit(&subject.graph, &subject.profile, &request) {
         Err(FitError::Plan(_)) => Vec::new(),

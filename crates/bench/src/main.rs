@@ -10,6 +10,7 @@ mod layout;
 mod markdown;
 mod modules;
 mod planner;
+mod processor;
 mod scale;
 mod stages;
 

@@ -50,9 +50,9 @@ pub fn first<T>(
     Err(refused.unwrap_or(SplitError::NoProduct))
 }
 
-/// The products of two matrices of a forward pass, with what they make.
+/// The products of a forward pass, with what they make.
 pub struct Products {
-    /// Those that no other product of the forward pass follows from.
+    /// Those of two matrices that no other product of the forward pass follows from.
     pub of_logits: Vec<(NodeId, ValueId)>,
     /// The others, which layers have.
     pub of_layers: Vec<(NodeId, ValueId)>,
