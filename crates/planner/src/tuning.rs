@@ -144,6 +144,12 @@ macro_rules! tuned {
 tuned! {
     /// The rounds of one budget (`plan/rounds.rs`).
     rounds {
+        /// Share of the whole time for a first plan.
+        FIRST_SHARE: f64 = 0.3;
+        /// Most work per operator for it.
+        MOST_FIRST: u64 = 100;
+        /// Number of times that less is planned for a first plan.
+        FIRST_TRIES: u32 = 5;
         /// Work of the first round, per operator.
         FIRST_ROUND: u64 = 100;
         /// Factor by which the work of a round exceeds that of the one before; of a rung, too.

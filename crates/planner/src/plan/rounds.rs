@@ -3,17 +3,18 @@
 //! much of the effort is left; so more work finds all that less work finds, and the answer is the
 //! fastest of all plans that were realized.
 //!
-//! A round searches for a faster plan, usually with three times the work of the round before, and
-//! realizes it: gives it addresses, for example. If it does not fit, the number of missing bytes is
-//! known. Then a slightly smaller budget is planned, because a little slack makes packing much
-//! easier.
+//! A first plan is made at once, for so much less than the budget that its addresses are quickly
+//! found. A round then searches for a faster plan, usually with three times the work of the round
+//! before, and realizes it: gives it addresses, for example. If it does not fit, the number of
+//! missing bytes is known. Then a slightly smaller budget is planned, because a little slack makes
+//! packing much easier.
 //!
 //! If nothing fits for a while, or nothing new is found, the rounds stop, and the smallest plan is
 //! searched for instead, as if that had been requested. Once that fits the budget, the rounds
 //! continue from there.
 //!
-//! The floor is done whatever the effort: a first round and, at the same time, the plans of all
-//! other planners.
+//! The floor is done whatever the effort: a first plan, then a first round and, at the same time,
+//! the plans of all other planners.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc;
@@ -25,8 +26,9 @@ use crate::plan::realize::{Realize, Unplaced};
 use crate::plan::search::{PEERS, Search, peer};
 use crate::plan::{Infeasible, Plan, Planner};
 use crate::tuning::rounds::{
-    ADDRESSES, FASTEST, FIRST_ROUND, FRUITLESS, GROWTH, LAST, LEAST_GAIN, LEAST_LAST, LEAST_LESS,
-    MORE_THAN_MISSING, MOST_ADDRESSES, MOST_LAST, NODES_OF_LAST, SLACK, STOP, STOP_OFFERS, UNTAKEN,
+    ADDRESSES, FASTEST, FIRST_ROUND, FIRST_SHARE, FIRST_TRIES, FRUITLESS, GROWTH, LAST, LEAST_GAIN,
+    LEAST_LAST, LEAST_LESS, MORE_THAN_MISSING, MOST_ADDRESSES, MOST_FIRST, MOST_LAST,
+    NODES_OF_LAST, SLACK, STOP, STOP_OFFERS, UNTAKEN,
 };
 use crate::units::{Bytes, Seconds};
 
@@ -106,6 +108,7 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
         // The floor is a list of things to do, not an amount of work.
         let meter = Meter::new(effort).uncounted();
         let mut heard = Vec::new();
+        self.first_plan(&meter);
         let ended = self.with_peers(effort, &meter, &mut heard);
         let fits = self.best.is_some();
         let until = if fits { 1.0 } else { STOP_OFFERS.get() };
@@ -135,6 +138,23 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
     ) -> InRounds<R::Made, R::Refusal> {
         let first = self.first.unwrap_or(meter.elapsed());
         InRounds { made, first, improvements: self.improvements }
+    }
+
+    /// A plan at once: one that is quickly made, for ever less than the budget until the simplest
+    /// way to choose addresses suffices. Better ones come later.
+    fn first_plan(&mut self, meter: &Meter<'_>) {
+        let most = MOST_FIRST.get() * self.search.operators() as u64;
+        let mut slack = Bytes::ZERO;
+        for _ in 0..FIRST_TRIES.get() {
+            let aim = self.budget.saturating_sub(slack);
+            let effort = meter.until(FIRST_SHARE.get()).round(most, 1.0);
+            let Some(plan) = self.search.first_plan(aim, &effort) else { return };
+            self.first.get_or_insert(meter.elapsed());
+            match self.offer(&plan, &self.part(meter, 0)) {
+                Ok(()) => return,
+                Err(missing) => slack = (missing + Bytes(missing.0 / 8)).max(slack + slack),
+            }
+        }
     }
 
     /// The first rounds, while the other planners make their plans on a second thread.
@@ -267,10 +287,7 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
         loop {
             let of_this_round = work;
             let before = (self.search.peaks(), self.least());
-            // A little more than what was missing before may be less than this slack.
-            let slack = Bytes((self.budget.0 as f64 * SLACK.get()[turn]) as u64)
-                .min(Bytes(missing.0.saturating_add(missing.0 / MORE_THAN_MISSING.get())));
-            let aim = self.budget.saturating_sub(slack);
+            let aim = self.budget.saturating_sub(self.slack(SLACK.get()[turn], missing));
             let round = self.part(meter, work);
             let seed = round.seed.wrapping_add(meter.spent());
             let answer = self.search.plan(aim, &Effort { seed, ..round });
@@ -320,6 +337,12 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
                 };
             }
         }
+    }
+
+    /// Bytes of a fraction of the budget, but little more than what was missing before.
+    fn slack(&self, fraction: f64, missing: Bytes) -> Bytes {
+        let enough = missing.0.saturating_add(missing.0 / MORE_THAN_MISSING.get());
+        Bytes((self.budget.0 as f64 * fraction) as u64).min(Bytes(enough))
     }
 
     /// The time of the fastest plan that fits, beyond that of all first runs.

@@ -14,8 +14,9 @@ use crate::plan::search::state::problem::{OpId, Problem};
 use crate::plan::search::state::runs::rebase;
 use crate::tuning::starts::{APART, MOST_TIGHT, TIGHT};
 
-/// The `count` highest points, then as many more that are far from each other.
-pub fn highest(values: &[ByteCount], count: usize) -> Vec<OpId> {
+/// The `count` highest points of a plan, then as many more that are far from each other.
+pub fn highest(state: &mut State, count: usize) -> Vec<OpId> {
+    let values = values(state);
     let mut points: Vec<usize> = (1..values.len()).collect();
     points.sort_by_key(|&point| (Reverse(values[point]), point));
     let mut chosen: Vec<usize> = points.iter().copied().take(count).collect();
@@ -33,6 +34,14 @@ pub fn highest(values: &[ByteCount], count: usize) -> Vec<OpId> {
     chosen.into_iter().map(OpId::at).collect()
 }
 
+/// Bytes at each point.
+fn values(state: &mut State) -> Vec<ByteCount> {
+    let mut values = Vec::new();
+    state.peak();
+    state.tree().values(&mut values, state.problem.len());
+    values
+}
+
 /// The operators in whose first runs a plan is tight, largest working set first, then spread out;
 /// as ids of `problem`.
 pub fn tight(
@@ -44,9 +53,7 @@ pub fn tight(
     let (own, events) = rebase(instance, runs);
     let mut state = State::new(&own);
     state.set(&events);
-    let mut values = Vec::new();
-    state.peak();
-    state.tree().values(&mut values, own.len());
+    let values = values(&mut state);
     let place: HashMap<NodeId, OpId> =
         problem.ops.iter().filter_map(|(id, op)| Some((op.node?, id))).collect();
     let mut points: Vec<OpId> = own

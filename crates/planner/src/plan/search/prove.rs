@@ -109,12 +109,8 @@ pub fn lower_bound(
     let mut meter = Meter::new(effort);
     let problem = Problem::new(instance);
     let limit = ByteCount::of(budget);
-    let mut values = Vec::new();
-    let mut state = State::new(&problem);
-    state.peak();
-    state.tree().values(&mut values, problem.len());
     let mut bounds = Bounds::default();
-    for at in highest(&values, INSTANTS.get()) {
+    for at in highest(&mut State::new(&problem), INSTANTS.get()) {
         let Some(mut instant) = CutInstant::new(&problem, kind, at, &mut meter) else { break };
         instant.solve(limit, &mut meter);
         instant.bound(limit)?;
@@ -139,12 +135,8 @@ pub fn lower_bound_with_moves(
     let problem = Problem::new(instance);
     let Some(rates) = Rates::new(&profile.hierarchy) else { return problem.total.seconds() };
     let limit = ByteCount::of(budget);
-    let mut values = Vec::new();
-    let mut state = State::new(&problem);
-    state.peak();
-    state.tree().values(&mut values, problem.len());
     let mut least = problem.total;
-    for at in highest(&values, INSTANTS.get()) {
+    for at in highest(&mut State::new(&problem), INSTANTS.get()) {
         if meter.is_over() {
             break;
         }

@@ -6,22 +6,50 @@ use std::ops::ControlFlow;
 
 use cranelift_entity::{EntityRef, SecondaryMap};
 
+use crate::effort::Effort;
 use crate::graph::Graph;
 use crate::plan::quantity::{ByteCount, Picoseconds};
 use crate::plan::search::Search;
 use crate::plan::search::attempt::Attempt;
 use crate::plan::search::binding_instants::{highest, tight};
 use crate::plan::search::bound::{BoundOrder, CutInstant};
+use crate::plan::search::peers::peer;
 use crate::plan::search::repair::repair;
 use crate::plan::search::state::problem::{OpId, Problem};
 use crate::plan::search::state::{Event, State};
+use crate::plan::{Plan, Planner};
 use crate::tuning::starts::{
     ATTEMPTS, FINEST, FIRST_WORK, INSTANTS, LEAST_FIRST_WORK, OVER, REPAIR_NOISE, ROUNDS,
     TRIED_FIRST, TRIED_LATER,
 };
-use crate::units::Seconds;
+use crate::units::{Bytes, Seconds};
 
 impl Search<'_> {
+    /// The fastest known plan within a budget; if there is none, one that is quickly made: from the
+    /// cuts at the highest instant, or by the quickest of the other planners that reaches tight
+    /// budgets.
+    pub(in crate::plan) fn first_plan(
+        &mut self,
+        budget: Bytes,
+        effort: &Effort<'_>,
+    ) -> Option<Plan> {
+        if self.fastest_within(budget).is_none() {
+            let given = self.given.clone();
+            let mut state = State::new(&given);
+            let mut attempt = Attempt::new(ByteCount::of(budget), effort);
+            for at in highest(&mut state, 1) {
+                self.add_instant(at, &mut attempt);
+            }
+            let leg = attempt.meter.leg(LEAST_FIRST_WORK.get() * given.len() as u64);
+            attempt.under(leg, |attempt| self.start_where_it_binds(&mut state, attempt));
+            if attempt.best().is_none() && self.bound(budget).is_some() {
+                let plan = peer(self.instance, budget, Planner::Dtr, &mut attempt.meter);
+                plan.into_iter().for_each(|plan| self.offer_of_rule(plan));
+            }
+        }
+        self.fastest_within(budget).cloned()
+    }
+
     /// Makes plans from cuts and from whatever else is cheap.
     pub(super) fn starts(&mut self, attempt: &mut Attempt<'_>, first: &mut Option<Seconds>) {
         let (given, reordered) = (self.given.clone(), self.reordered.clone());
@@ -46,10 +74,7 @@ impl Search<'_> {
         attempt: &mut Attempt<'_>,
         first: &mut Option<Seconds>,
     ) -> ControlFlow<()> {
-        let mut values = Vec::new();
-        state.peak();
-        state.tree().values(&mut values, state.problem.len());
-        let mut waiting = highest(&values, INSTANTS.get());
+        let mut waiting = highest(state, INSTANTS.get());
         if let Some(&at) = waiting.first() {
             self.add_instant(at, attempt);
             self.bounds.add_last(&self.given, at, attempt.limit, &mut attempt.meter);

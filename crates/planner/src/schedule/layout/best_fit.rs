@@ -17,48 +17,45 @@ pub(super) struct Placement {
 /// Places the same blocks in one order after another.
 pub(super) struct BestFit<'a> {
     pub blocks: &'a [Lifetime],
-    fixed: &'a [Option<u64>],
-    floor: u64,
+    placed: &'a [Option<u64>],
     occupied: Occupied,
 }
 
 impl<'a> BestFit<'a> {
-    /// `fixed` blocks have their addresses, and no other block is placed below `floor`.
-    pub fn new(blocks: &'a [Lifetime], fixed: &'a [Option<u64>], floor: u64) -> BestFit<'a> {
-        BestFit { blocks, fixed, floor, occupied: Occupied::new(blocks) }
+    /// Some blocks may be placed already.
+    pub fn new(blocks: &'a [Lifetime], placed: &'a [Option<u64>]) -> BestFit<'a> {
+        BestFit { blocks, placed, occupied: Occupied::new(blocks) }
     }
 
     /// Each block of `order` goes into the smallest gap that holds it among the blocks already
     /// placed that are alive with it; if no gap is large enough, above them all. `None` if the
     /// effort ends first.
     pub fn place(&mut self, order: &[u32], meter: &mut Meter<'_>) -> Option<Placement> {
-        let BestFit { blocks, fixed, floor, ref mut occupied } = *self;
+        let BestFit { blocks, placed, ref mut occupied } = *self;
         let mut addresses: Vec<u64> =
-            fixed.iter().map(|address| address.unwrap_or(floor)).collect();
-        let mut end = floor;
+            placed.iter().map(|address| address.unwrap_or_default()).collect();
+        let mut end = 0;
         occupied.clear();
-        for (i, block) in blocks.iter().enumerate().filter(|&(i, _)| fixed[i].is_some()) {
-            let after = addresses[i] + block.bytes.0;
-            end = end.max(after);
-            if after > floor {
-                occupied.insert(block, (addresses[i], after));
-            }
+        for (i, block) in blocks.iter().enumerate().filter(|&(i, _)| placed[i].is_some()) {
+            let behind = addresses[i] + block.bytes.0;
+            end = end.max(behind);
+            occupied.insert(i, (addresses[i], behind));
         }
         let mut near = Union::default();
         for &block in order {
             let i = block as usize;
             let bytes = blocks[i].bytes.0;
-            if fixed[i].is_some() || bytes == 0 {
+            if placed[i].is_some() {
                 continue;
             }
             if !meter.take(1) {
                 return None;
             }
             near.runs.clear();
-            occupied.during(&blocks[i], &mut near);
-            addresses[i] = smallest_gap(&near.runs, bytes, floor);
+            occupied.during(i, &mut near);
+            addresses[i] = smallest_gap(&near.runs, bytes);
             end = end.max(addresses[i] + bytes);
-            occupied.insert(&blocks[i], (addresses[i], addresses[i] + bytes));
+            occupied.insert(i, (addresses[i], addresses[i] + bytes));
         }
         Some(Placement { addresses, end })
     }
@@ -66,8 +63,8 @@ impl<'a> BestFit<'a> {
 
 /// The start of the smallest sufficient gap between `taken` ranges, by address, or the end of them
 /// all.
-fn smallest_gap(taken: &[(u64, u64)], bytes: u64, floor: u64) -> u64 {
-    let (mut free_from, mut best) = (floor, None::<(u64, u64)>);
+fn smallest_gap(taken: &[(u64, u64)], bytes: u64) -> u64 {
+    let (mut free_from, mut best) = (0, None::<(u64, u64)>);
     for &(address, behind) in taken {
         let gap = address.saturating_sub(free_from);
         if gap >= bytes && best.is_none_or(|(smallest, _)| gap < smallest) {
@@ -82,7 +79,9 @@ fn smallest_gap(taken: &[(u64, u64)], bytes: u64, floor: u64) -> u64 {
 /// the union of a few nodes; its addresses are recorded there, and in all nodes above them.
 /// Adjacent ranges are merged, so if blocks are packed well a node has few.
 struct Occupied {
-    births: Vec<u32>,
+    /// For each life, the first and last birth within it: two lives meet if and only if these
+    /// ranges do.
+    births: Vec<(usize, usize)>,
     /// Number of leaves, a power of two; node 1 is the root, and node `n` has the children `2n` and
     /// `2n + 1`.
     leaves: usize,
@@ -101,8 +100,13 @@ impl Occupied {
         births.sort_unstable();
         births.dedup();
         let leaves = births.len().next_power_of_two();
+        let within = |lifetime: &Lifetime| {
+            let first = births.partition_point(|&birth| birth < lifetime.first);
+            let behind = births.partition_point(|&birth| birth <= lifetime.last);
+            (first, behind.max(first + 1) - 1)
+        };
         Occupied {
-            births,
+            births: lifetimes.iter().map(within).collect(),
             leaves,
             whole: vec![Vec::new(); leaves * 2],
             some: vec![Vec::new(); leaves * 2],
@@ -114,16 +118,9 @@ impl Occupied {
         self.whole.iter_mut().chain(&mut self.some).for_each(Vec::clear);
     }
 
-    /// The first and last birth within a lifetime: two lives meet if and only if these ranges do.
-    fn leaves_of(&self, lifetime: &Lifetime) -> (usize, usize) {
-        let first = self.births.partition_point(|&birth| birth < lifetime.first);
-        let behind = self.births.partition_point(|&birth| birth <= lifetime.last);
-        (first, behind.max(first + 1) - 1)
-    }
-
-    fn insert(&mut self, lifetime: &Lifetime, run: (u64, u64)) {
-        let wanted = self.leaves_of(lifetime);
-        self.insert_below(1, (0, self.leaves - 1), wanted, run);
+    /// Adds what a life takes.
+    fn insert(&mut self, life: usize, run: (u64, u64)) {
+        self.insert_below(1, (0, self.leaves - 1), self.births[life], run);
     }
 
     fn insert_below(
@@ -146,9 +143,9 @@ impl Occupied {
         self.insert_below(node * 2 + 1, (middle + 1, span.1), wanted, run);
     }
 
-    /// Adds what is taken at some time of `lifetime`.
-    fn during(&self, lifetime: &Lifetime, taken: &mut Union) {
-        self.during_below(1, (0, self.leaves - 1), self.leaves_of(lifetime), taken);
+    /// Adds what is taken at some time of a life.
+    fn during(&self, life: usize, taken: &mut Union) {
+        self.during_below(1, (0, self.leaves - 1), self.births[life], taken);
     }
 
     fn during_below(

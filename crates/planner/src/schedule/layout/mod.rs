@@ -13,7 +13,7 @@ mod tight;
 use best_fit::{BestFit, Placement};
 use branch_and_bound::Outcome;
 use restarts::restarts;
-use sections::sections;
+use sections::{Sections, sections};
 
 use crate::effort::{Effort, Meter};
 use crate::goal::Goal;
@@ -72,156 +72,154 @@ pub struct Shelf<'a> {
 /// its end.
 pub fn pack(lifetimes: &[Lifetime], within: &Shelf<'_>, effort: &Effort<'_>) -> Packing {
     let &Shelf { fixed, floor, alignment, goal, enough } = within;
-    let blocks: Vec<Lifetime> = lifetimes
-        .iter()
-        .map(|&life| Lifetime { bytes: life.bytes.align_up(alignment), ..life })
-        .collect();
     let floor = Bytes(floor).align_up(alignment).0;
-    let mut meter = Meter::new(effort);
-    let bound = lower_bound(&blocks, fixed, floor);
-    // Below every end if only the lowest will do.
+    let mut addresses: Vec<u64> = fixed.iter().map(|address| address.unwrap_or(floor)).collect();
+    // Whatever lies below the floor is out of the way, however long it lives.
+    let (mut above, mut part) = (Vec::new(), Part::default());
+    for (i, &life) in lifetimes.iter().enumerate() {
+        let bytes = life.bytes.align_up(alignment).0;
+        let reaches = (addresses[i] + bytes).saturating_sub(floor);
+        let bytes = bytes.min(reaches);
+        if bytes > 0 {
+            above.push(i);
+            part.blocks.push(Lifetime { bytes: Bytes(bytes), ..life });
+            part.placed.push(fixed[i].map(|_| reaches - bytes));
+        }
+    }
+    let height = |end: Bytes| end.0.saturating_sub(floor);
     let capacity = match goal {
-        Goal::Within(capacity) => capacity.0,
-        Goal::Smallest => 0,
+        Goal::Within(capacity) => Some(height(capacity)),
+        Goal::Smallest => None,
     };
-    let target = bound.max(capacity);
-    let stop = target.max(enough.0);
-    let packing = |placement: Placement, bound| Packing {
-        addresses: placement.addresses,
-        end: Bytes(placement.end),
-        bound: Bytes(bound),
-    };
-
-    // Largest first nearly always suffices.
-    let free: Vec<u32> =
-        (0..blocks.len() as u32).filter(|&i| fixed[i as usize].is_none()).collect();
-    let mut order = local_search::by_size(&blocks, &free);
-    let mut unlimited = Meter::new(&UNLIMITED);
-    let mut best_fit = BestFit::new(&blocks, fixed, floor);
-    let mut best =
-        best_fit.place(&order, &mut unlimited).expect("nothing ends a pass without limits");
-    if best.end <= stop {
-        return packing(best, bound);
+    let (placement, bound) =
+        part.pack(capacity, height(enough), alignment, &mut Meter::new(effort));
+    for (&i, address) in above.iter().zip(&placement.addresses) {
+        addresses[i] = fixed[i].unwrap_or(floor + address);
     }
-    let Some(cut) = sections(&blocks, &mut meter) else {
-        return packing(
-            local_search::repair(
-                &mut best_fit,
-                (target, stop),
-                order,
-                best,
-                MOST_FAILED_ROUNDS.get(),
-                &mut meter,
-            ),
-            bound,
-        );
-    };
-    let held = cut.held(&blocks);
-    let pressure = |block: u32| {
-        let (from, to) = cut.range[block as usize];
-        held[from as usize..to as usize].iter().copied().max().unwrap_or(0)
-    };
-    for other in local_search::by_pressure(&blocks, &free, pressure) {
-        if best.end <= stop {
-            return packing(best, bound);
-        }
-        let Some(placement) = best_fit.place(&other, &mut meter) else {
-            return packing(best, bound);
-        };
-        if placement.end < best.end {
-            (best, order) = (placement, other);
-        }
-    }
-    let best = local_search::repair(
-        &mut best_fit,
-        (target, stop),
-        order,
-        best,
-        MOST_FAILED_ROUNDS.get(),
-        &mut meter,
-    );
-    if best.end <= stop {
-        return packing(best, bound);
-    }
-    let goal = (capacity, stop);
-    let (best, bound) = exact(&blocks, fixed, floor, alignment, goal, best, bound, &mut meter);
-    packing(best, bound)
+    Packing { addresses, end: Bytes(floor + placement.end), bound: Bytes(floor + bound) }
 }
 
-/// No packing ends lower: above the floor it takes at least the bytes held at once.
-fn lower_bound(blocks: &[Lifetime], fixed: &[Option<u64>], floor: u64) -> u64 {
-    let mut changes: Vec<(u32, bool, u64)> = Vec::with_capacity(blocks.len() * 2);
-    let mut bound = floor;
-    for (block, fixed) in blocks.iter().zip(fixed) {
-        let above = fixed.map_or(block.bytes.0, |address| {
-            let behind = address + block.bytes.0;
-            bound = bound.max(behind);
-            behind.saturating_sub(address.max(floor))
-        });
-        changes.push((block.first, false, above));
-        changes.push((block.last, true, above));
-    }
-    // Births come before deaths: a position still holds what it frees.
-    changes.sort_unstable();
-    let mut now = floor;
-    for (_, death, bytes) in changes {
-        now = if death { now - bytes } else { now + bytes };
-        bound = bound.max(now);
-    }
-    bound
+/// What lies above the floor, which is address 0 here; sizes are aligned.
+#[derive(Default)]
+struct Part {
+    blocks: Vec<Lifetime>,
+    /// The addresses of those that are placed already.
+    placed: Vec<Option<u64>>,
 }
 
-/// Searches for a packing within the capacity and, if there is none, for the lowest, until one ends
-/// at `stop` or lower. Returns the best packing and the bound, each as far as they were improved.
-#[allow(clippy::too_many_arguments)] // the arguments of a packing, and its known results
-fn exact(
-    blocks: &[Lifetime],
-    fixed: &[Option<u64>],
-    floor: u64,
-    alignment: u64,
-    (capacity, stop): (u64, u64),
-    mut best: Placement,
-    mut bound: u64,
-    meter: &mut Meter<'_>,
-) -> (Placement, u64) {
-    let is_above = |i: usize| {
-        let bytes = blocks[i].bytes.0;
-        bytes > 0 && fixed[i].is_none_or(|address| address + bytes > floor)
-    };
-    let above: Vec<usize> = (0..blocks.len()).filter(|&i| is_above(i)).collect();
-    let chosen: Vec<Lifetime> = above.iter().map(|&i| blocks[i]).collect();
-    let placed: Vec<Option<u64>> =
-        above.iter().map(|&i| fixed[i].map(|address| address.saturating_sub(floor))).collect();
-    // Holes below placed blocks are not used, so with any of these nothing is excluded.
-    let is_clear = placed.iter().all(Option::is_none);
-    let Some(cut) = sections(&chosen, meter) else { return (best, bound) };
-    let smallest = capacity < bound;
-    let target = bound.max(capacity);
-    // Searching for a capacity gets all effort; going lower beyond that gets some.
-    let mut passes = if smallest { 1 } else { u64::MAX };
-    // Ends from `low` on are neither excluded nor abandoned.
-    let (mut goal, mut low) = (target / alignment * alignment, bound);
-    loop {
-        let height = goal.saturating_sub(floor);
-        match restarts(&chosen, &placed, &cut, height, passes, meter) {
-            Outcome::Found(addresses) => {
-                best.end = floor;
-                for (&i, address) in above.iter().zip(addresses) {
-                    best.addresses[i] = fixed[i].unwrap_or(floor + address);
-                    best.end = best.end.max(best.addresses[i] + blocks[i].bytes.0);
-                }
-                best.end = best.end.max(bound);
-            }
-            Outcome::Impossible if is_clear => {
-                (bound, low) = (goal + alignment, goal + alignment);
-            }
-            Outcome::Impossible | Outcome::Spent => low = goal + alignment,
-        }
-        if best.end <= stop || meter.has_refused() || low >= best.end {
+impl Part {
+    /// A packing that ends within the capacity, or else low; without a capacity, as low as
+    /// possible. An end at `enough` ends the search, too. Also the bound.
+    fn pack(
+        &self,
+        capacity: Option<u64>,
+        enough: u64,
+        alignment: u64,
+        meter: &mut Meter<'_>,
+    ) -> (Placement, u64) {
+        let Part { blocks, placed } = self;
+        let bound = self.bound();
+        let target = capacity.map_or(bound, |capacity| bound.max(capacity));
+        let stop = target.max(enough);
+
+        // Largest first nearly always suffices.
+        let free: Vec<u32> =
+            (0..blocks.len() as u32).filter(|&i| placed[i as usize].is_none()).collect();
+        let mut order = local_search::by_size(blocks, &free);
+        let mut unlimited = Meter::new(&UNLIMITED);
+        let mut best_fit = BestFit::new(blocks, placed);
+        let mut best =
+            best_fit.place(&order, &mut unlimited).expect("nothing ends a pass without limits");
+        if best.end <= stop || meter.is_over() {
             return (best, bound);
         }
-        passes = 1;
-        goal = (low + (best.end - alignment).saturating_sub(low) / 2) / alignment * alignment;
+        let most_failed = MOST_FAILED_ROUNDS.get();
+        let Some(cut) = sections(blocks, meter) else {
+            let aims = (target, stop);
+            let best = local_search::repair(&mut best_fit, aims, order, best, most_failed, meter);
+            return (best, bound);
+        };
+        let held = cut.held(blocks);
+        let pressure = |block: u32| {
+            let (from, to) = cut.range[block as usize];
+            held[from as usize..to as usize].iter().copied().max().unwrap_or(0)
+        };
+        for other in local_search::by_pressure(blocks, &free, pressure) {
+            if best.end <= stop {
+                return (best, bound);
+            }
+            let Some(placement) = best_fit.place(&other, meter) else {
+                return (best, bound);
+            };
+            if placement.end < best.end {
+                (best, order) = (placement, other);
+            }
+        }
+        let aims = (target, stop);
+        let best = local_search::repair(&mut best_fit, aims, order, best, most_failed, meter);
+        if best.end <= stop {
+            return (best, bound);
+        }
+        let goal = (capacity, stop);
+        self.exact(&cut, alignment, goal, (best, bound), meter)
+    }
+
+    /// No packing ends lower: it takes at least the bytes held at once.
+    fn bound(&self) -> u64 {
+        let mut changes: Vec<(u32, bool, u64)> = Vec::with_capacity(self.blocks.len() * 2);
+        let mut bound = 0;
+        for (block, placed) in self.blocks.iter().zip(&self.placed) {
+            bound = bound.max(placed.map_or(0, |address| address + block.bytes.0));
+            changes.push((block.first, false, block.bytes.0));
+            changes.push((block.last, true, block.bytes.0));
+        }
+        // Births come before deaths: a position still holds what it frees.
+        changes.sort_unstable();
+        let mut now = 0;
+        for (_, death, bytes) in changes {
+            now = if death { now - bytes } else { now + bytes };
+            bound = bound.max(now);
+        }
+        bound
+    }
+
+    /// Searches for a packing within the capacity and, if there is none, for the lowest, until one
+    /// ends at `stop` or lower. Returns the best packing and the bound, each as far as they were
+    /// improved.
+    fn exact(
+        &self,
+        cut: &Sections,
+        alignment: u64,
+        (capacity, stop): (Option<u64>, u64),
+        (mut best, mut bound): (Placement, u64),
+        meter: &mut Meter<'_>,
+    ) -> (Placement, u64) {
+        let Part { blocks, placed } = self;
+        // Holes below placed blocks are not used, so with any of these nothing is excluded.
+        let is_clear = placed.iter().all(Option::is_none);
+        let target = capacity.map_or(bound, |capacity| bound.max(capacity));
+        // Searching for a capacity gets all effort; going lower beyond that gets some.
+        let mut passes = if capacity.is_some_and(|it| it >= bound) { u64::MAX } else { 1 };
+        // Ends from `low` on are neither excluded nor abandoned.
+        let (mut goal, mut low) = (target / alignment * alignment, bound);
+        loop {
+            match restarts(blocks, placed, cut, goal, passes, meter) {
+                Outcome::Found(addresses) => {
+                    let ends = addresses.iter().zip(blocks).map(|(at, block)| at + block.bytes.0);
+                    best.end = ends.max().unwrap_or(0).max(bound);
+                    best.addresses = addresses;
+                }
+                Outcome::Impossible if is_clear => {
+                    (bound, low) = (goal + alignment, goal + alignment);
+                }
+                Outcome::Impossible | Outcome::Spent => low = goal + alignment,
+            }
+            if best.end <= stop || meter.has_refused() || low >= best.end {
+                return (best, bound);
+            }
+            passes = 1;
+            goal = (low + (best.end - alignment).saturating_sub(low) / 2) / alignment * alignment;
+        }
     }
 }
 

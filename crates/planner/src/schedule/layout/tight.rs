@@ -60,7 +60,7 @@ pub(super) fn complete(
         fixed[member as usize] = Some(address);
     }
     let order: Vec<u32> = order.iter().copied().filter(|&i| fixed[i as usize].is_none()).collect();
-    let mut best_fit = BestFit::new(blocks, &fixed, 0);
+    let mut best_fit = BestFit::new(blocks, &fixed);
     let placement = best_fit.place(&order, meter)?;
     let placement = local_search::repair(
         &mut best_fit,
