@@ -222,6 +222,12 @@ tuned! {
         REPAIR_NOISE: f64 = 0.5;
     }
 
+    /// Every sequence of a small step (`plan/search/exhaustive.rs`).
+    exhaustive {
+        /// Most boards that are visited.
+        MOST_BOARDS: usize = 20_000;
+    }
+
     /// Starts improved alongside each other (`plan/search/race.rs`).
     race {
         /// Number of starts.

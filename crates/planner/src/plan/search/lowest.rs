@@ -83,6 +83,7 @@ impl Lowest<'_> {
             false => attempt.meter.clone(),
         };
         attempt.under(meter, |attempt| self.search.bisect(attempt));
+        self.search.exhaust_lowest();
         let of_peers = peers(&self.search);
         for plan in of_peers {
             self.search.offer_of_rule(plan);
@@ -114,6 +115,22 @@ impl Lowest<'_> {
 }
 
 impl Search<'_> {
+    /// The plan of a small step with the smallest peak becomes known.
+    fn exhaust_lowest(&mut self) {
+        let mut least = ByteCount::of(self.least_budget());
+        while let Some(reached) = self.found.first().map(|it| ByteCount::of(it.plan.peak))
+            && least < reached
+            && self.is_small
+        {
+            let target = least + (reached - least) / 2;
+            if self.exhaust(target) {
+                least = target + ByteCount(1);
+            } else if self.found.first().is_none_or(|it| ByteCount::of(it.plan.peak) > target) {
+                return;
+            }
+        }
+    }
+
     /// Bisects between the largest peak that is refuted, or was not reached, and the smallest that
     /// is known.
     fn bisect(&mut self, attempt: &mut Attempt<'_>) {

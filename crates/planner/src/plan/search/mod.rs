@@ -3,8 +3,8 @@
 //! Invariant: every plan that leaves this module was simulated and fits; the bound holds for every
 //! legal schedule in any order.
 //!
-//! A search knows one graph ([`Search`]) and plans it for one budget after another. For each
-//! budget:
+//! A search knows one graph ([`Search`]) and plans it for one budget after another. Of a small
+//! step, it tries every sequence. For each budget:
 //!
 //! 1. *Bound.* Minimum cuts at the instants that bind give a lower bound, and sets of operators to
 //!    run again.
@@ -22,6 +22,7 @@
 mod attempt;
 mod binding_instants;
 mod bound;
+mod exhaustive;
 mod lowest;
 mod neighbourhood;
 mod order;
@@ -46,6 +47,7 @@ use crate::plan::quantity::{ByteCount, Picoseconds};
 use crate::plan::search::attempt::{Attempt, Runner};
 pub use crate::plan::search::bound::BoundOrder;
 use crate::plan::search::bound::Bounds;
+use crate::plan::search::exhaustive::{Outcome, SmallStep};
 pub use crate::plan::search::peers::{FLOORS, PEERS, lowest_of_peers, peer};
 pub use crate::plan::search::prove::{lower_bound, lower_bound_with_moves};
 pub use crate::plan::search::relieved::relieved;
@@ -95,6 +97,10 @@ pub struct Search<'a> {
     refuted: Bytes,
     /// Sequences that other planners made, by their hashes.
     of_rules: Vec<(u64, Planner)>,
+    /// The step, if it is small.
+    small: Option<Arc<SmallStep>>,
+    /// Whether all of its sequences could be tried so far.
+    is_small: bool,
 }
 
 /// The answer for one budget.
@@ -114,15 +120,22 @@ impl<'a> Search<'a> {
         let given = Arc::new(Problem::new(instance));
         let order = order::improved(&given);
         let reordered = Arc::new(Problem::new(Instance { order: &order, ..instance }));
-        Search::of(instance, given, reordered)
+        let small = SmallStep::new(instance.graph, &given).map(Arc::new);
+        Search::of(instance, given, reordered, small)
     }
 
     /// A fresh search of the same step.
     pub(crate) fn fresh(&self) -> Search<'a> {
-        Search::of(self.instance, self.given.clone(), self.reordered.clone())
+        let (given, reordered) = (self.given.clone(), self.reordered.clone());
+        Search::of(self.instance, given, reordered, self.small.clone())
     }
 
-    fn of(instance: Instance<'a>, given: Arc<Problem>, reordered: Arc<Problem>) -> Search<'a> {
+    fn of(
+        instance: Instance<'a>,
+        given: Arc<Problem>,
+        reordered: Arc<Problem>,
+        small: Option<Arc<SmallStep>>,
+    ) -> Search<'a> {
         let orders = [order_of(&given), order_of(&reordered)];
         let mut search = Search {
             instance,
@@ -133,6 +146,8 @@ impl<'a> Search<'a> {
             last: None,
             refuted: Bytes::ZERO,
             of_rules: Vec::new(),
+            is_small: small.is_some(),
+            small,
         };
         for order in orders {
             search.offer(instance.plan(Planner::Auto, order));
@@ -155,8 +170,25 @@ impl<'a> Search<'a> {
         self.given.total
     }
 
+    /// The fastest plan of a small step within a budget becomes known. Whether none exists.
+    fn exhaust(&mut self, limit: ByteCount) -> bool {
+        let small = self.small.clone().filter(|_| self.is_small);
+        match small.map_or(Outcome::Unknown, |small| small.fastest(self.instance, limit)) {
+            Outcome::Found(plan) => {
+                self.offer(plan);
+                false
+            }
+            Outcome::Impossible => true,
+            Outcome::Unknown => {
+                self.is_small = false;
+                false
+            }
+        }
+    }
+
     /// Plans one budget.
     pub fn plan(&mut self, budget: Bytes, effort: &Effort<'_>) -> Answer {
+        self.exhaust(ByteCount::of(budget));
         let mut attempt = Attempt::new(ByteCount::of(budget), effort);
         let mut first = None;
         if self.best(budget).is_none_or(|best| best.extra > Picoseconds::ZERO) {

@@ -33,6 +33,7 @@ impl Search<'_> {
         budget: Bytes,
         effort: &Effort<'_>,
     ) -> Option<Plan> {
+        self.exhaust(ByteCount::of(budget));
         if self.fastest_within(budget).is_none() {
             let given = self.given.clone();
             let mut state = State::new(&given);

@@ -11,7 +11,6 @@ use crate::graph::Graph;
 use crate::id::{NodeId, StorageId};
 use crate::plan::Instance;
 use crate::plan::quantity::{ByteCount, Picoseconds};
-use crate::plan::rematerialize::mutated_storages;
 use crate::profile::Profile;
 
 /// An operator; also the point of its first run.
@@ -60,8 +59,11 @@ pub struct Op {
     /// It has outputs that outlive the step, or writes in place, or draws from the running
     /// generator, or frees a batch that no operator reads: its first run cannot be left out.
     pub anchored: bool,
-    /// It may run again up to this point, whose first run ends a version that it reads. 0 = never.
+    /// It may run again up to this point, whose first run ends a version that it reads or makes.
+    /// 0 = never.
     pub until: u32,
+    /// All operators that end such a version.
+    pub ends: Vec<OpId>,
     /// It writes in place: no schedule runs it twice. (Random operators may: see `rematerialize`.)
     pub once: bool,
     /// It belongs to the forward pass.
@@ -130,7 +132,6 @@ impl Problem {
     /// The problem of running all nodes of `order`, inputs before users.
     pub fn new(instance: Instance<'_>) -> Problem {
         let Instance { graph, profile, order } = instance;
-        let is_written = mutated_storages(graph);
         let mut tracks = Tracks::new(graph);
         let mut ops: PrimaryMap<OpId, Op> = PrimaryMap::with_capacity(order.len() + 1);
         let mut source = Op { once: true, anchored: true, forward: true, ..Op::default() };
@@ -161,15 +162,16 @@ impl Problem {
             }
             kept_so_far += op.kept;
             takes_over(graph, profile, &tracks.of, &mut op);
-            if op.once || graph.fresh(node).iter().any(|&storage| is_written[storage]) {
+            if op.once {
                 op.until = 0;
             }
             (op.after, op.behind) = access.predecessors(graph, node, id);
             ops.push(op);
         }
-        for (reader, writer) in access.ended {
-            let until = &mut ops[reader].until;
-            *until = (*until).min(writer.as_u32());
+        for (earlier, writer) in access.ended {
+            let op = &mut ops[earlier];
+            op.until = op.until.min(writer.as_u32());
+            op.ends.push(writer);
         }
         let total = ops.values().map(|op| op.cost).sum();
         let mut problem = Problem { ops, tensors: tracks.tensors, base, resting, total };
@@ -281,7 +283,7 @@ struct Accesses {
     last_write: SecondaryMap<StorageId, Option<OpId>>,
     /// The operators that read it since.
     readers: SecondaryMap<StorageId, Vec<OpId>>,
-    /// A reader of a version, and the operator that overwrites that version.
+    /// A reader or the maker of a version, and the operator that overwrites that version.
     ended: Vec<(OpId, OpId)>,
     /// The last to draw from the running generator.
     drew: Option<OpId>,
@@ -300,7 +302,8 @@ impl Accesses {
         }
         for &storage in graph.mutated(node) {
             let readers = std::mem::take(&mut self.readers[storage]);
-            self.ended.extend(readers.iter().map(|&reader| (reader, id)));
+            let maker = self.last_write[storage];
+            self.ended.extend(readers.iter().copied().chain(maker).map(|earlier| (earlier, id)));
             // What a placeholder brought exists once; anything else can be made again, and read at
             // its new place.
             let is_unique = graph.producer(storage).is_some_and(|maker| !graph.runs(maker));
