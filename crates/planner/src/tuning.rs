@@ -147,7 +147,7 @@ tuned! {
         /// Share of the whole time for a first plan.
         FIRST_SHARE: f64 = 0.3;
         /// Most work per operator for it.
-        MOST_FIRST: u64 = 100;
+        MOST_FIRST: u64 = 200;
         /// Number of times that less is planned for a first plan.
         FIRST_TRIES: u32 = 5;
         /// Work of the first round, per operator.
@@ -226,6 +226,8 @@ tuned! {
     exhaustive {
         /// Most boards that are visited.
         MOST_BOARDS: usize = 20_000;
+        /// Number of budgets with more boards after which no other is tried.
+        MOST_UNKNOWN: u32 = 4;
     }
 
     /// Starts improved alongside each other (`plan/search/race.rs`).

@@ -151,6 +151,14 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
             let Some(plan) = self.search.first_plan(aim, &effort) else { return };
             self.first.get_or_insert(meter.elapsed());
             match self.offer(&plan, &self.part(meter, 0)) {
+                // That of another planner is soon improved.
+                Ok(()) if self.search.rule_of(&plan.sequence).is_some() => {
+                    if let Some(plan) = self.search.second_plan(aim, &effort) {
+                        // If it does not fit at once, it may fit later.
+                        let _ = self.offer(&plan, &self.part(meter, 0));
+                    }
+                    return;
+                }
                 Ok(()) => return,
                 Err(missing) => slack = (missing + Bytes(missing.0 / 8)).max(slack + slack),
             }
@@ -302,7 +310,11 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
                         missing = more;
                         work = work.saturating_mul(GROWTH.get());
                     }
-                    Ok(()) => work = work.saturating_mul(GROWTH.get()),
+                    // With more work, less slack may do.
+                    Ok(()) => {
+                        turn = turn.saturating_sub(1);
+                        work = work.saturating_mul(GROWTH.get());
+                    }
                 },
                 // Nothing fits with this much slack.
                 None if turn > 0 => {

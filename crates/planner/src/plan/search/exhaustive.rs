@@ -1,5 +1,6 @@
-//! Small steps: every order and every recomputation. Invariant: what is found is the fastest of all
-//! plans within the budget; the answer depends on the step and the budget alone.
+//! Small steps: every order and every recomputation. Invariant: the answer depends on the step and
+//! the budget alone; where nothing is written in place and nothing takes over memory, what is found
+//! is the fastest of all schedules.
 //!
 //! A board is the set of operators that have run and the set of tensors that are there. A move runs
 //! an operator whose inputs are there, for the first time or again; tensors are dropped only to

@@ -14,12 +14,12 @@ use fastrand::Rng;
 
 use crate::effort::Effort;
 use crate::plan::quantity::ByteCount;
-use crate::plan::search::Search;
 use crate::plan::search::attempt::Attempt;
 use crate::plan::search::binding_instants::tight;
 use crate::plan::search::bound::BoundOrder;
 use crate::plan::search::squeeze::squeeze;
 use crate::plan::search::state::State;
+use crate::plan::search::{KnownPlan, Search};
 use crate::plan::{Plan, Planner};
 use crate::tuning::min_peak::{BISECTION_WORK, BISECTIONS, NAMED, SMALL_PLANS};
 use crate::tuning::rounds::FIRST_ROUND;
@@ -115,18 +115,17 @@ impl Lowest<'_> {
 }
 
 impl Search<'_> {
-    /// The plan of a small step with the smallest peak becomes known.
+    /// Plans of a small step become known that hold ever less, by bisection.
     fn exhaust_lowest(&mut self) {
-        let mut least = ByteCount::of(self.least_budget());
-        while let Some(reached) = self.found.first().map(|it| ByteCount::of(it.plan.peak))
-            && least < reached
-            && self.is_small
+        let mut refused = ByteCount::of(self.least_budget());
+        while self.small.is_some()
+            && let Some(reached) = self.found.first().map(|it| ByteCount::of(it.plan.peak))
+            && refused < reached
         {
-            let target = least + (reached - least) / 2;
-            if self.exhaust(target) {
-                least = target + ByteCount(1);
-            } else if self.found.first().is_none_or(|it| ByteCount::of(it.plan.peak) > target) {
-                return;
+            let target = refused + (reached - refused) / 2;
+            let is_low = |it: &KnownPlan| ByteCount::of(it.plan.peak) <= target;
+            if !self.exhaust(target) || !self.found.first().is_some_and(is_low) {
+                refused = target + ByteCount(1);
             }
         }
     }

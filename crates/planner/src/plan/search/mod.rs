@@ -56,6 +56,7 @@ use crate::plan::search::state::State;
 use crate::plan::search::state::problem::{OpId, Problem};
 use crate::plan::search::state::runs::{rebase, sequence};
 use crate::plan::{Instance, Plan, Planner};
+use crate::tuning::exhaustive::MOST_UNKNOWN;
 use crate::tuning::min_peak::NAMED;
 use crate::tuning::starts::{INSTANTS, RESUMED};
 use crate::units::{Bytes, Seconds};
@@ -99,8 +100,8 @@ pub struct Search<'a> {
     of_rules: Vec<(u64, Planner)>,
     /// The step, if it is small.
     small: Option<Arc<SmallStep>>,
-    /// Whether all of its sequences could be tried so far.
-    is_small: bool,
+    /// The number of budgets for which there were too many sequences to try.
+    unknown: u32,
 }
 
 /// The answer for one budget.
@@ -146,8 +147,8 @@ impl<'a> Search<'a> {
             last: None,
             refuted: Bytes::ZERO,
             of_rules: Vec::new(),
-            is_small: small.is_some(),
             small,
+            unknown: 0,
         };
         for order in orders {
             search.offer(instance.plan(Planner::Auto, order));
@@ -170,19 +171,19 @@ impl<'a> Search<'a> {
         self.given.total
     }
 
-    /// The fastest plan of a small step within a budget becomes known. Whether none exists.
+    /// The fastest plan of a small step within a budget becomes known; false if none is found.
     fn exhaust(&mut self, limit: ByteCount) -> bool {
-        let small = self.small.clone().filter(|_| self.is_small);
-        match small.map_or(Outcome::Unknown, |small| small.fastest(self.instance, limit)) {
-            Outcome::Found(plan) => {
+        let small = self.small.clone().filter(|_| self.unknown < MOST_UNKNOWN.get());
+        match small.map(|small| small.fastest(self.instance, limit)) {
+            Some(Outcome::Found(plan)) => {
                 self.offer(plan);
+                true
+            }
+            Some(Outcome::Unknown) => {
+                self.unknown += 1;
                 false
             }
-            Outcome::Impossible => true,
-            Outcome::Unknown => {
-                self.is_small = false;
-                false
-            }
+            Some(Outcome::Impossible) | None => false,
         }
     }
 

@@ -51,6 +51,18 @@ impl Search<'_> {
         self.fastest_within(budget).cloned()
     }
 
+    /// The fastest known plan within a budget, after the one that exceeds it least was repaired.
+    pub(in crate::plan) fn second_plan(
+        &mut self,
+        budget: Bytes,
+        effort: &Effort<'_>,
+    ) -> Option<Plan> {
+        let mut attempt = Attempt::new(ByteCount::of(budget), effort);
+        let leg = attempt.meter.leg(FIRST_WORK.get() * self.given.len() as u64);
+        attempt.under(leg, |attempt| self.start_from_neighbour(attempt));
+        self.fastest_within(budget).cloned()
+    }
+
     /// Makes plans from cuts and from whatever else is cheap.
     pub(super) fn starts(&mut self, attempt: &mut Attempt<'_>, first: &mut Option<Seconds>) {
         let (given, reordered) = (self.given.clone(), self.reordered.clone());
@@ -175,8 +187,7 @@ impl Search<'_> {
         }
     }
 
-    /// A plan at once, whatever the time: between the cuts that bind most, or from the known plan
-    /// that exceeds the budget least. Better ones come later.
+    /// A plan at once, whatever the time. Better ones come later.
     fn first_start(
         &mut self,
         state: &mut State,
