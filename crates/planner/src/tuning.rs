@@ -150,6 +150,8 @@ tuned! {
         MOST_FIRST: u64 = 200;
         /// Number of times that less is planned for a first plan.
         FIRST_TRIES: u32 = 5;
+        /// It is planned for less by what was missing, plus one part in this many of that.
+        FIRST_MORE: u64 = 8;
         /// Work of the first round, per operator.
         FIRST_ROUND: u64 = 100;
         /// Factor by which the work of a round exceeds that of the one before; of a rung, too.

@@ -26,8 +26,8 @@ use crate::plan::realize::{Realize, Unplaced};
 use crate::plan::search::{PEERS, Search, peer};
 use crate::plan::{Infeasible, Plan, Planner};
 use crate::tuning::rounds::{
-    ADDRESSES, FASTEST, FIRST_ROUND, FIRST_SHARE, FIRST_TRIES, FRUITLESS, GROWTH, LAST, LEAST_GAIN,
-    LEAST_LAST, LEAST_LESS, MORE_THAN_MISSING, MOST_ADDRESSES, MOST_FIRST, MOST_LAST,
+    ADDRESSES, FASTEST, FIRST_MORE, FIRST_ROUND, FIRST_SHARE, FIRST_TRIES, FRUITLESS, GROWTH, LAST,
+    LEAST_GAIN, LEAST_LAST, LEAST_LESS, MORE_THAN_MISSING, MOST_ADDRESSES, MOST_FIRST, MOST_LAST,
     NODES_OF_LAST, SLACK, STOP, STOP_OFFERS, UNTAKEN,
 };
 use crate::units::{Bytes, Seconds};
@@ -160,7 +160,10 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
                     return;
                 }
                 Ok(()) => return,
-                Err(missing) => slack = (missing + Bytes(missing.0 / 8)).max(slack + slack),
+                Err(missing) => {
+                    let more = Bytes(missing.0 / FIRST_MORE.get());
+                    slack = (missing + more).max(slack + slack);
+                }
             }
         }
     }

@@ -42,14 +42,6 @@ pub enum Outcome {
     Unknown,
 }
 
-/// The same, with runs.
-enum Searched {
-    Found(Vec<NodeId>),
-    Impossible,
-    TooMany,
-}
-use Searched::{Found, Impossible, TooMany};
-
 /// Which operators have run, and what is there.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Board {
@@ -133,11 +125,7 @@ impl SmallStep {
         if let Some(known) = answers.iter().find(|it| it.budgets.contains(&limit)) {
             return known.outcome.clone();
         }
-        let outcome = match self.search(limit) {
-            Found(runs) => Outcome::Found(instance.plan(Planner::Auto, runs)),
-            Impossible => Outcome::Impossible,
-            TooMany => Outcome::Unknown,
-        };
+        let outcome = self.search(instance, limit);
         // Of several plans that are equally fast, a smaller budget may lead to another one.
         let least = match outcome {
             Outcome::Impossible => ByteCount::ZERO,
@@ -148,7 +136,7 @@ impl SmallStep {
     }
 
     /// Dijkstra's search.
-    fn search(&self, limit: ByteCount) -> Searched {
+    fn search(&self, instance: Instance<'_>, limit: ByteCount) -> Outcome {
         let everything: Ops = (0..self.moves.len()).fold(0, |all, op| all | 1 << op);
         let start = Board { ran: 0, there: self.start };
         let mut useful: HashMap<Ops, Tensors> = HashMap::new();
@@ -158,7 +146,8 @@ impl SmallStep {
         let mut next = Vec::new();
         while let Some(Reverse((extra, board))) = open.pop() {
             if board.ran == everything {
-                return Found(self.runs(&reached, board));
+                let runs = self.runs(&reached, board);
+                return Outcome::Found(instance.plan(Planner::Auto, runs));
             }
             if reached[&board].extra < extra {
                 continue;
@@ -173,7 +162,7 @@ impl SmallStep {
                 next.clear();
                 self.run(board, op, useful, limit, &mut next);
                 if reached.len() + next.len() > MOST_BOARDS.get() {
-                    return TooMany;
+                    return Outcome::Unknown;
                 }
                 let extra = if is_first { extra } else { extra + it.cost };
                 for &there in &next {
@@ -187,7 +176,7 @@ impl SmallStep {
                 }
             }
         }
-        Impossible
+        Outcome::Impossible
     }
 
     /// The runs that lead to a board.

@@ -4,7 +4,8 @@
 //! smallest plan is lower.
 //!
 //! 1. *Cuts.* Bisection between what is reached and what is refuted, from the cuts that bind; if
-//!    there is a deadline, in a share of the time, whatever work that is.
+//!    there is a deadline, in a share of the time, whatever work that is. Of a small step, then all
+//!    sequences.
 //! 2. *Peers*, on a second thread. What every other planner reaches for a budget of zero.
 //! 3. *Squeeze.* The lowest plan, repaired to ever less, until the effort is spent.
 //!

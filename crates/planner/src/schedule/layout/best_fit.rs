@@ -37,9 +37,9 @@ impl<'a> BestFit<'a> {
         let mut end = 0;
         occupied.clear();
         for (i, block) in blocks.iter().enumerate().filter(|&(i, _)| placed[i].is_some()) {
-            let behind = addresses[i] + block.bytes.0;
-            end = end.max(behind);
-            occupied.insert(i, (addresses[i], behind));
+            let top = addresses[i] + block.bytes.0;
+            end = end.max(top);
+            occupied.insert(i, (addresses[i], top));
         }
         let mut near = Union::default();
         for &block in order {
@@ -102,8 +102,8 @@ impl Occupied {
         let leaves = births.len().next_power_of_two();
         let within = |lifetime: &Lifetime| {
             let first = births.partition_point(|&birth| birth < lifetime.first);
-            let behind = births.partition_point(|&birth| birth <= lifetime.last);
-            (first, behind.max(first + 1) - 1)
+            let later = births.partition_point(|&birth| birth <= lifetime.last);
+            (first, later.max(first + 1) - 1)
         };
         Occupied {
             births: lifetimes.iter().map(within).collect(),
