@@ -39,6 +39,12 @@ fn smallest(graph: &Graph, profile: &Profile, planner: Planner, work: u64) -> By
     planned(graph, profile, Goal::Smallest, planner, work).unwrap().schedule().slab
 }
 
+/// The time of a step, in picoseconds; seconds are sums in the order of the runs, which ends in
+/// another last digit for another order. A refusal takes for ever.
+fn picoseconds(fitted: Result<Fitted, FitError>) -> u64 {
+    fitted.map_or(u64::MAX, |fitted| (fitted.timeline().seconds.0 * 1e12).round() as u64)
+}
+
 fn synthetic(name: &str) -> Graph {
     corpus::graph(&format!("../synthetic/{name}"))
 }
@@ -100,11 +106,11 @@ fn more_work_is_never_worse() {
         for part in [0.3, 0.5, 0.7, 0.9] {
             let room = (unplanned - slabs[6]).0 as f64;
             let budget = slabs[6] + Bytes((room * part) as u64);
-            let seconds = works.map(|work| {
-                planned(&graph, &profile, Goal::Within(budget), Planner::Auto, work)
-                    .map_or(f64::INFINITY, |fitted| fitted.timeline().seconds.0)
+            let times = works.map(|work| {
+                let goal = Goal::Within(budget);
+                picoseconds(planned(&graph, &profile, goal, Planner::Auto, work))
             });
-            assert!(seconds.is_sorted_by(|less, more| less >= more), "{name}: {seconds:?}");
+            assert!(times.is_sorted_by(|less, more| less >= more), "{name}: {times:?}");
         }
     }
 }
@@ -115,19 +121,17 @@ fn where_addresses_bind_more_work_is_never_worse_and_no_planner_is_faster() {
     for (name, budget) in [("tight-1", 73_216), ("tight-2", 53_696)] {
         let graph = synthetic(name);
         let profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
-        let seconds = |budget: Bytes, planner, work| {
-            planned(&graph, &profile, Goal::Within(budget), planner, work)
-                .map_or(f64::INFINITY, |fitted| fitted.timeline().seconds.0)
+        let time = |budget, planner, work| {
+            picoseconds(planned(&graph, &profile, Goal::Within(budget), planner, work))
         };
         let lowest = peers().map(|planner| smallest(&graph, &profile, planner, 10_000));
         for budget in lowest.chain([Bytes(budget)]) {
             let works = [1, 1_000, 3_000, 10_000, 30_000, 100_000];
-            let auto = works.map(|work| seconds(budget, Planner::Auto, work));
+            let auto = works.map(|work| time(budget, Planner::Auto, work));
             assert!(auto.is_sorted_by(|less, more| less >= more), "{name}, {budget}: {auto:?}");
             for planner in peers() {
-                let other = seconds(budget, planner, 100_000);
-                let is_faster = other < auto[5] * (1.0 - 1e-9);
-                assert!(!is_faster, "{name}, {budget}: {auto:?}, {planner:?} {other}");
+                let other = time(budget, planner, 100_000);
+                assert!(other >= auto[5], "{name}, {budget}: {auto:?}, {planner:?} {other}");
             }
         }
     }
@@ -209,11 +213,11 @@ proptest! {
             for part in [0.0, 0.2, 0.5, 0.8] {
                 let room = unplanned.saturating_sub(slabs[5]).0 as f64;
                 let budget = slabs[5] + Bytes((room * part) as u64);
-                let seconds = works.map(|work| {
-                    planned(&graph, &profile, Goal::Within(budget), Planner::Auto, work)
-                        .map_or(f64::INFINITY, |fitted| fitted.timeline().seconds.0)
+                let times = works.map(|work| {
+                    let goal = Goal::Within(budget);
+                    picoseconds(planned(&graph, &profile, goal, Planner::Auto, work))
                 });
-                prop_assert!(seconds.is_sorted_by(|less, more| less >= more), "{seconds:?}");
+                prop_assert!(times.is_sorted_by(|less, more| less >= more), "{times:?}");
             }
         }
     }
