@@ -23,8 +23,9 @@ pub struct Effort<'a> {
     /// How long after a deadline that the caller chose floors count, a first plan may be sought, or
     /// a refusal turned into a plan; absent if the caller chose none: then nothing limits these.
     pub grace: Option<Seconds>,
-    /// The time, from any fixed origin. A clock that jumps to infinity ends the search; this is how
-    /// an interruption is signalled.
+    /// The time, from any fixed origin; it never goes back. A clock that jumps to
+    /// [`Effort::LATE`] says that time is up, one that jumps to [`Effort::INTERRUPTED`], infinity,
+    /// ends the search at once.
     pub clock: &'a (dyn Fn() -> Seconds + Sync),
 }
 
@@ -35,6 +36,12 @@ impl Effort<'_> {
     /// some 30 to 100 ns, so the floor is one to two seconds of processor time. Every rule finishes
     /// within it on graphs of up to 4,000 nodes, those of `corpus/graphs`.
     pub const FLOOR: u64 = 20_000_000;
+
+    /// What a clock shows once time is up, whatever the deadline: only floors are done now.
+    pub const LATE: Seconds = Seconds(f64::MAX);
+
+    /// What a clock shows after an interruption.
+    pub const INTERRUPTED: Seconds = Seconds(f64::INFINITY);
 
     /// The grace of a chosen deadline: half of what a search may be late, which is 0.3 s or a
     /// quarter of the deadline.
@@ -291,10 +298,10 @@ impl<'a> Meter<'a> {
         (self.effort.clock)()
     }
 
-    /// Time since the start; infinite after an interruption, even one before the start.
+    /// Time since the start; that of the clock if it shows that time is up, even before the start.
     pub fn elapsed(&self) -> Seconds {
         let now = self.now();
-        if now.0.is_infinite() { now } else { Seconds(now.0 - self.start.0) }
+        if now >= Effort::LATE { now } else { Seconds(now.0 - self.start.0) }
     }
 
     /// The share of the effort's time that has passed.

@@ -339,6 +339,9 @@ tuned! {
         FLOOR: u64 = 200_000;
         /// The same for the search's own plans, which more often cannot be packed at all.
         OWN_FLOOR: u64 = 80_000;
+        /// Share of the remaining time of a rung for each budget below the smallest slab of a small
+        /// step.
+        LEAST: f64 = 0.2;
         /// A slab that exceeds a budget by at most one part in this many of itself gets twice the
         /// time.
         NEAR: u64 = 50;
@@ -422,6 +425,8 @@ tuned! {
         IN_TIME: f64 = 4e-3;
         /// Work of the search at each level, per operator.
         WORK_OF_A_LEVEL: u64 = 60;
+        /// Share of the remaining time for the first plan of a level.
+        FIRST_OF_A_LEVEL: f64 = 0.1;
         /// Share of the whole time for all levels: half for sequences, half for first choices of
         /// moves.
         SEARCH: f64 = 0.25;

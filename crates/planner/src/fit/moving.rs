@@ -9,6 +9,7 @@ use crate::effort::{Effort, Meter};
 use crate::fit::BudgetedPlanner;
 use crate::fit::slab::{Laid, Slab};
 use crate::fit::tiers::Tiered;
+use crate::fit::turns::Turns;
 use crate::machine::Route;
 use crate::plan::{self, Plan, PlanError, Realize, Rounds, Search};
 use crate::schedule::Schedule;
@@ -70,43 +71,59 @@ impl Slab<'_> {
             let is_least = found.as_ref().is_some_and(|found| seconds(found) <= least);
             is_done.fetch_or(is_least && meter.has_deadline(), Relaxed);
         };
-        // If nothing fits for a while, the budget counts as near the smallest.
-        let has_found = AtomicBool::new(false);
-        let is_vain =
-            || !has_found.load(Relaxed) && meter.has_deadline() && meter.share() > UNTAKEN.get();
-        let clock = || match is_done.load(Relaxed) || is_vain() {
-            true => Seconds(f64::INFINITY),
+        // If nothing fits for a while, the budget counts as near the smallest from then on: without
+        // moves, only the floor is still done, and nothing with moves.
+        let (has_found, was_vain) = (AtomicBool::new(false), AtomicBool::new(false));
+        let is_vain = || {
+            let is_late = meter.has_deadline() && meter.share() > UNTAKEN.get();
+            was_vain.fetch_or(is_late && !has_found.load(Relaxed), Relaxed);
+            was_vain.load(Relaxed)
+        };
+        let now = |late: Seconds| match is_done.load(Relaxed) {
+            true => Effort::INTERRUPTED,
+            false if is_vain() => late.max((given.clock)()),
             false => (given.clock)(),
         };
-        let effort = Effort { clock: &clock, ..meter.round(given.work, 1.0) };
+        let (of_stays, of_moves) = (|| now(Effort::LATE), || now(Effort::INTERRUPTED));
+        let effort = meter.round(given.work, 1.0);
+        let of_stays = Effort { clock: &of_stays, ..effort };
+        let of_moves = Effort { clock: &of_moves, ..effort };
         let above = search.fresh();
+        let mut turns = Turns::new::<Slab<'_>>(budget);
         let (stays, moves) = std::thread::scope(|scope| {
             let stays = is_possible.then(|| {
                 Aside::begin(scope, || {
                     let mut noting = Noting { slab: self, has_found: &has_found };
-                    let rounds = Rounds::new(search, budget, &mut noting).run(&effort);
+                    let rounds = Rounds::new(search, budget, &mut noting).run(&of_stays);
                     let found = rounds.made.ok();
                     ends(&found);
                     (found, rounds.first)
                 })
             });
             let mut noting = Noting { slab: self, has_found: &has_found };
-            let moves = tiered.within(&above, budget, None, &mut noting, &Meter::new(&effort));
+            let meter = Meter::new(&of_moves);
+            let moves = tiered.within(&mut turns, &above, None, &mut noting, &meter);
             ends(&moves);
             // If that thread panicked, its message was printed, and there is no schedule of it.
             let stays = stays.and_then(|stays| stays.end());
             (stays, moves)
         });
         let (stays, of_first) = stays.unzip();
-        *first = Some(of_first.unwrap_or(meter.elapsed()));
+        let elapsed = meter.elapsed();
+        *first = Some(of_first.filter(|&it| it < elapsed).unwrap_or(elapsed));
         // Of equally fast ones the first, which moves nothing.
         let found = stays.flatten().into_iter().chain(moves);
         let fastest = found.min_by(|a, b| seconds(a).total_cmp(&seconds(b)));
         match fastest {
+            Some(fastest) if was_vain.load(Relaxed) => {
+                let known = Some(fastest.clone());
+                let faster = tiered.within(&mut turns, search, known, &mut { self }, meter);
+                Ok(faster.map_or(fastest, |faster| Schedule { budget, ..faster }))
+            }
             Some(fastest) => Ok(fastest),
             None => {
                 let left = meter.round(given.work, 1.0);
-                self.near_smallest(search, &tiered, budget, &Meter::new(&left))
+                self.near_smallest(search, &tiered, (budget, &mut turns), &Meter::new(&left))
             }
         }
     }
@@ -117,22 +134,25 @@ impl Slab<'_> {
         &self,
         search: &mut Search<'_>,
         tiered: &Tiered<'_>,
-        budget: Bytes,
+        (budget, turns): (Bytes, &mut Turns),
         meter: &Meter<'_>,
     ) -> Result<Schedule, Box<Laid>> {
         let stays = |search: &mut Search<'_>| self.lowest_without_moves(search, meter);
         let (smallest, plan) = tiered.smallest(search, stays, budget, meter);
-        // If the smallest slab is too large, a faster schedule within it may have a smaller one.
-        let limit = budget.max(smallest.slab);
-        let share = if smallest.slab <= budget { 1.0 } else { FASTER.get() };
-        let effort = meter.round(meter.effort().work, share);
         let (mut slab, known) = (*self, Some(smallest.clone()));
-        let faster = tiered.within(search, limit, known, &mut slab, &Meter::new(&effort));
+        if smallest.slab <= budget {
+            let faster = tiered.within(turns, search, known, &mut slab, meter);
+            return Ok(Schedule { budget, ..faster.unwrap_or(smallest) });
+        }
+        // A faster schedule within the smallest slab may have a smaller one.
+        let effort = meter.round(meter.effort().work, FASTER.get());
+        let within = &mut Turns::new::<Slab<'_>>(smallest.slab);
+        let faster = tiered.within(within, search, known, &mut slab, &Meter::new(&effort));
         let found = faster.unwrap_or(smallest);
         if found.slab <= budget {
             return Ok(Schedule { budget, ..found });
         }
-        let last = tiered.within(search, budget, None, &mut slab, meter);
+        let last = tiered.within(turns, search, None, &mut slab, meter);
         last.ok_or_else(|| Box::new((found, plan)))
     }
 
@@ -155,7 +175,8 @@ impl Slab<'_> {
         let stays = |search: &mut Search<'_>| self.lowest_without_moves(search, meter);
         let (smallest, _) = tiered.smallest(search, stays, Bytes::ZERO, meter);
         let (budget, known) = (smallest.slab, Some(smallest.clone()));
-        let faster = tiered.within(search, budget, known, &mut { *self }, meter);
+        let turns = &mut Turns::new::<Slab<'_>>(budget);
+        let faster = tiered.within(turns, search, known, &mut { *self }, meter);
         Schedule { budget, ..faster.unwrap_or(smallest) }
     }
 }

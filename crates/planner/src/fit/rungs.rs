@@ -15,7 +15,8 @@ use crate::effort::{Effort, Meter};
 use crate::fit::slab::{Laid, Slab};
 use crate::fit::smallest::SmallestSlab;
 use crate::plan::{Plan, Realize, Rounds, Search};
-use crate::tuning::min_slab::{NEAR, SMALLEST};
+use crate::schedule::ALIGNMENT;
+use crate::tuning::min_slab::{LEAST, NEAR, SMALLEST};
 use crate::tuning::rounds::{FIRST_ROUND, GROWTH};
 use crate::units::Bytes;
 
@@ -49,7 +50,9 @@ impl Slab<'_> {
                 break smallest;
             }
             let effort = meter_at(&smallest).round(work, 1.0);
-            let faster = self.faster(&mut fresh, smallest, &effort, is_first);
+            let lower = self.of_small_step(&mut fresh, smallest, &effort);
+            let effort = meter_at(&lower).round(work, 1.0);
+            let faster = self.faster(&mut fresh, lower, &effort, is_first);
             if is_proven(&fresh, &faster) || meter_at(&faster).is_over() || work == all {
                 break faster;
             }
@@ -57,6 +60,25 @@ impl Slab<'_> {
             best = Some(faster);
         };
         search.learn(fresh);
+        best
+    }
+
+    /// A smaller slab of a small step, by bisection down to what is proven to be needed: many of
+    /// its plans hold equally little, and few of them pack.
+    fn of_small_step(&self, search: &mut Search<'_>, known: Laid, effort: &Effort<'_>) -> Laid {
+        let (meter, mut best) = (Meter::new(effort), known);
+        let mut refused = search.least_budget();
+        let mut target = refused;
+        while search.is_small() && target < best.0.slab && !meter.is_over() {
+            let (slab, plan) = (best.0.slab, best.1.clone());
+            let mut known = Known { slab: *self, plan, smallest: best };
+            Rounds::new(search, target, &mut known).run(&meter.round(effort.work, LEAST.get()));
+            best = known.smallest;
+            if best.0.slab == slab {
+                refused = target + Bytes(ALIGNMENT);
+            }
+            target = refused + Bytes(best.0.slab.saturating_sub(refused).0 / 2);
+        }
         best
     }
 

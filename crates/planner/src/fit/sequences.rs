@@ -15,8 +15,8 @@ use crate::plan::offload::{Crossing, Home, Offloading};
 use crate::plan::{self, Instance, Plan, Planner, Search};
 use crate::profile::Profile;
 use crate::tuning::sequences::{
-    FEW_LEVELS, IMPROVED, IN_TIME, LEG, LEVELS, LOOK, MOST_HIDDEN, MOST_INSTEAD, MOST_THOROUGH,
-    NEAR, SEARCH, SPARE, WORK_OF_A_LEVEL,
+    FEW_LEVELS, FIRST_OF_A_LEVEL, IMPROVED, IN_TIME, LEG, LEVELS, LOOK, MOST_HIDDEN, MOST_INSTEAD,
+    MOST_THOROUGH, NEAR, SEARCH, SPARE, WORK_OF_A_LEVEL,
 };
 use crate::units::{Bytes, Seconds};
 
@@ -155,7 +155,11 @@ impl Sequences<'_> {
             let runs = match bytes >= peak {
                 true => Some(self.instance.order.to_vec()),
                 // A fresh search: one that knows a plan for less looks less for another.
-                false => search.fresh().plan(bytes, &effort).plan.map(|plan| plan.runs()),
+                false => {
+                    let mut search = search.fresh();
+                    search.first_plan(bytes, &meter.round(u64::MAX, FIRST_OF_A_LEVEL.get()));
+                    search.plan(bytes, &effort).plan.map(|plan| plan.runs())
+                }
             };
             if is_highest && runs.is_none() && middle < whole {
                 // No sequence holds this little: more has to be away than lanes hide.

@@ -5,7 +5,7 @@ use crate::check::check;
 use crate::effort::{Effort, Meter};
 use crate::fit::sequences::{Sequences, with_instant_lanes};
 use crate::fit::slab::{Laid, Slab};
-use crate::fit::turns::fastest_in_turns;
+use crate::fit::turns::Turns;
 use crate::goal::Goal;
 use crate::id::{NodeId, StorageId};
 use crate::machine::Route;
@@ -23,18 +23,18 @@ pub struct Tiered<'a> {
 }
 
 impl Tiered<'_> {
-    /// The fastest schedule within a budget: the known one, or one that also moves.
+    /// The fastest schedule within the budget of turns: the known one, or one that also moves.
     pub fn within(
         &self,
+        turns: &mut Turns,
         search: &Search<'_>,
-        budget: Bytes,
         known: Option<Schedule>,
         realize: &mut impl Realize<Made = Schedule>,
         meter: &Meter<'_>,
     ) -> Option<Schedule> {
         let home = |storage| self.home(storage);
         let known = known.map(|known| (self.seconds(&known), known));
-        fastest_in_turns(&self.sequences(&home), search, budget, known, realize, meter)
+        turns.fastest(&self.sequences(&home), search, known, realize, meter)
     }
 
     /// The smallest slab that is found; of those that are no larger than `enough`, the fastest

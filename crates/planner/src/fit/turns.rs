@@ -3,11 +3,13 @@
 //!
 //! In each turn, the fastest sequences that are known to hold no more than an aim
 //! (`crates/planner/src/fit/sequences.rs`) are improved, and the fastest of all is realized: in a
-//! slab, it gets addresses. If these do not pack, the next turn aims lower.
+//! slab, it gets addresses. If these do not pack, the next turn aims lower. Before the first turn,
+//! those sequences as they are get simple addresses, for ever lower aims until one fits.
 
-use crate::effort::Meter;
+use crate::effort::{Effort, Meter};
 use crate::fit::sequences::{Bracket, Sequences, fastest_of};
-use crate::plan::{Realize, Search};
+use crate::plan::{Plan, Realize, Search};
+use crate::tuning::rounds::{FIRST_MORE, FIRST_TRIES};
 use crate::tuning::turns::{ADDRESSES, CLOSE, DESCENT, SLACK, STEP, TURNS};
 use crate::units::Bytes;
 
@@ -54,60 +56,138 @@ impl Target {
     }
 }
 
-/// The fastest result within a budget, with its seconds: that of a plan with moves, or the known
-/// one.
-pub fn fastest_in_turns<R: Realize>(
-    moving: &Sequences<'_>,
-    search: &Search<'_>,
+/// The search in turns within one budget; a later one continues where an earlier one ended.
+pub struct Turns {
     budget: Bytes,
-    known: Option<(f64, R::Made)>,
-    realize: &mut R,
-    meter: &Meter<'_>,
-) -> Option<R::Made> {
-    let meter = &mut meter.clone();
-    let least = moving.instance.seconds().0;
-    let is_least =
-        |best: &Option<(f64, R::Made)>| best.as_ref().is_some_and(|&(seconds, _)| seconds <= least);
-    let mut best = known;
-    if is_least(&best) {
-        return best.map(|(_, made)| made);
+    target: Target,
+    bracket: Bracket,
+    /// The fastest sequences found, and what they were to hold at most.
+    found: Vec<Plan>,
+    aimed_at: Option<Bytes>,
+}
+
+impl Turns {
+    /// Nothing is known yet of a budget for plans of this kind.
+    pub fn new<R: Realize>(budget: Bytes) -> Turns {
+        Turns {
+            budget,
+            target: Target::new(budget, R::MAY_MISS),
+            bracket: Bracket::whole(),
+            found: Vec::new(),
+            aimed_at: None,
+        }
     }
-    let (mut found, mut bracket) = (Vec::new(), Bracket::whole());
-    let mut target = Target::new(budget, R::MAY_MISS);
-    let mut aimed_at = None;
-    for turn in 0..TURNS.get() {
-        if aimed_at.replace(target.aim) != Some(target.aim) {
-            // Plans improved for another aim are among the new starting points.
-            found = moving.within(&found, target.aim, meter);
-            found.extend(moving.levels(search, target.aim, &mut bracket, meter));
-            found = fastest_of(found);
+
+    /// The fastest result within the budget, with its seconds: that of a plan with moves, or the
+    /// known one.
+    pub fn fastest<R: Realize>(
+        &mut self,
+        moving: &Sequences<'_>,
+        search: &Search<'_>,
+        known: Option<(f64, R::Made)>,
+        realize: &mut R,
+        meter: &Meter<'_>,
+    ) -> Option<R::Made> {
+        let meter = &mut meter.clone();
+        let least = moving.instance.seconds().0;
+        let mut best = Best { known, least };
+        if best.is_least() {
+            return best.made();
         }
-        let until = (1.0 - meter.part()) / f64::from(TURNS.get() - turn);
-        let share = DESCENT.get() * until / found.len().max(1) as f64;
-        for candidate in &mut found {
-            moving.descend(candidate, target.aim, share, meter);
-        }
-        found = fastest_of(found);
-        if turn + 1 == TURNS.get()
-            && let Some(fastest) = found.first_mut()
-        {
-            moving.recompute_instead(fastest, target.aim, share, meter);
-        }
-        let mut missing = Bytes::ZERO;
-        if let Some(candidate) = found.first()
-            && let seconds = candidate.seconds.0
-            && best.as_ref().is_none_or(|(best, _)| seconds < *best)
-        {
+        for turn in 0..TURNS.get() {
+            let aim = self.target.aim;
+            if self.aimed_at.replace(aim) != Some(aim) {
+                // Plans improved for another aim are among the new starting points.
+                self.found = moving.within(&self.found, aim, meter);
+                self.found.extend(moving.levels(search, aim, &mut self.bracket, meter));
+                self.found = fastest_of(std::mem::take(&mut self.found));
+            }
+            if turn == 0 {
+                self.first(moving, &mut best, realize, meter);
+            }
+            let found = &mut self.found;
+            let until = (1.0 - meter.part()) / f64::from(TURNS.get() - turn);
+            let share = DESCENT.get() * until / found.len().max(1) as f64;
+            for candidate in found.iter_mut() {
+                moving.descend(candidate, aim, share, meter);
+            }
+            *found = fastest_of(std::mem::take(found));
+            if turn + 1 == TURNS.get()
+                && let Some(fastest) = found.first_mut()
+            {
+                moving.recompute_instead(fastest, aim, share, meter);
+            }
             let effort = meter.round(meter.effort().work, ADDRESSES.get());
-            match realize.realize(candidate, budget, &effort) {
-                Ok(made) => best = Some((seconds, made)),
-                Err(more) => missing = more,
+            let realized = found.first().map(|it| best.offer(it, self.budget, realize, &effort));
+            let missing = realized.unwrap_or(Bytes::ZERO);
+            if found.is_empty() && aim == self.budget || best.is_least() || meter.is_over() {
+                break;
+            }
+            self.target.learn(missing);
+        }
+        best.made()
+    }
+
+    /// The first result: of the fastest sequence that gets simple addresses, with moves for ever
+    /// less than the budget until it does.
+    fn first<R: Realize>(
+        &self,
+        moving: &Sequences<'_>,
+        best: &mut Best<R::Made>,
+        realize: &mut R,
+        meter: &mut Meter<'_>,
+    ) {
+        for candidate in &self.found {
+            let (mut moved, mut slack) = (Some(candidate.clone()), Bytes::ZERO);
+            for _ in 0..FIRST_TRIES.get() {
+                let Some(plan) = moved else { break };
+                let missing = best.offer(&plan, self.budget, realize, &meter.round(0, 1.0));
+                if missing == Bytes::ZERO {
+                    break;
+                }
+                let more = Bytes(missing.0 / FIRST_MORE.get());
+                slack = (missing + more).max(slack + slack);
+                let aim = self.budget.saturating_sub(slack);
+                moved = moving.within(&[plan], aim, meter).pop();
             }
         }
-        if found.is_empty() && target.aim == budget || is_least(&best) || meter.is_over() {
-            break;
-        }
-        target.learn(missing);
     }
-    best.map(|(_, made)| made)
+}
+
+/// The fastest result so far.
+struct Best<M> {
+    known: Option<(f64, M)>,
+    /// No result takes less time.
+    least: f64,
+}
+
+impl<M> Best<M> {
+    fn is_least(&self) -> bool {
+        self.known.as_ref().is_some_and(|&(seconds, _)| seconds <= self.least)
+    }
+
+    /// Realizes a plan if it is faster; returns how many bytes were missing.
+    fn offer<R: Realize<Made = M>>(
+        &mut self,
+        plan: &Plan,
+        budget: Bytes,
+        realize: &mut R,
+        effort: &Effort<'_>,
+    ) -> Bytes {
+        let seconds = plan.seconds.0;
+        if self.known.as_ref().is_some_and(|(best, _)| seconds >= *best) {
+            return Bytes::ZERO;
+        }
+        match realize.realize(plan, budget, effort) {
+            Ok(made) => {
+                self.known = Some((seconds, made));
+                Bytes::ZERO
+            }
+            Err(missing) => missing,
+        }
+    }
+
+    fn made(self) -> Option<M> {
+        self.known.map(|(_, made)| made)
+    }
 }

@@ -4,7 +4,7 @@
 use crate::effort::Meter;
 use crate::fit::Bound;
 use crate::fit::sequences::{Sequences, with_instant_lanes};
-use crate::fit::turns::fastest_in_turns;
+use crate::fit::turns::Turns;
 use crate::goal::Goal;
 use crate::hold::Found;
 use crate::plan::{self, Instance, Plan, PlanError, Planner, Search, Unplaced};
@@ -24,7 +24,7 @@ pub fn hold_moving(
     let mut search = Search::new(instance);
     let fastest = |search: &Search<'_>, budget: Bytes, known: Option<Plan>| {
         let known = known.map(|plan| (plan.seconds.0, plan));
-        fastest_in_turns(moving, search, budget, known, &mut Unplaced, meter)
+        Turns::new::<Unplaced>(budget).fastest(moving, search, known, &mut Unplaced, meter)
     };
     match goal {
         Goal::Smallest => {

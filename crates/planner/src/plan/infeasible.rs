@@ -3,10 +3,12 @@
 
 mod words;
 
+use cranelift_entity::SecondaryMap;
+
 use crate::analysis::{Sequence, liveness};
 use crate::exit::{Alive, Refusal};
 use crate::graph::Graph;
-use crate::id::NodeId;
+use crate::id::{NodeId, StorageId};
 use crate::plan::{Instance, Plan, Planner};
 use crate::profile::Profile;
 use crate::units::Bytes;
@@ -117,25 +119,40 @@ impl Infeasible {
     }
 }
 
-/// A lower bound for every schedule in every order: persistent bytes and one node's own storages
-/// and workspace; if the planner may move tensors, those of that node alone.
+/// A lower bound for every schedule of a planner, in every order.
+pub fn needed(graph: &Graph, profile: &Profile, planner: Planner) -> Bytes {
+    needed_by_any(graph, profile, planner.moves() && profile.hierarchy.main_route().is_some())
+}
+
+/// A lower bound for every schedule in every order: the largest of what one node touches, what
+/// is there when a step begins and some node reads, and what stays when it ends. If tensors may
+/// move, persistent ones count only where a node touches them, and nothing at the beginning.
 ///
 /// An output written over an input needs no bytes of its own, so if the machine reuses memory only
 /// the larger of inputs and outputs counts.
-pub fn needed(graph: &Graph, profile: &Profile, planner: Planner) -> Bytes {
-    let may_move = planner.moves() && profile.hierarchy.main_route().is_some();
-    let persistent = |storage| !may_move && graph.is_persistent(storage);
-    let resting: Bytes =
-        graph.storages().keys().filter(|&s| persistent(s)).map(|s| graph.storages()[s]).sum();
-    let bytes = |storages: &[_]| -> Bytes {
-        storages.iter().filter(|&&s| !persistent(s)).map(|&s| graph.storages()[s]).sum()
+pub fn needed_by_any(graph: &Graph, profile: &Profile, may_move: bool) -> Bytes {
+    let total = |of: &dyn Fn(StorageId) -> bool| -> Bytes {
+        graph.storages().keys().filter(|&s| of(s)).map(|s| graph.storages()[s]).sum()
     };
-    let own = graph.compute_nodes().into_iter().map(|node| {
+    let is_resting = |storage| !may_move && graph.is_persistent(storage);
+    let bytes = |storages: &[_]| -> Bytes {
+        storages.iter().filter(|&&s| !is_resting(s)).map(|&s| graph.storages()[s]).sum()
+    };
+    let nodes = graph.compute_nodes();
+    let own = nodes.iter().map(|&node| {
         let (reads, fresh) = (bytes(graph.reads(node)), bytes(graph.fresh(node)));
         let touched = if profile.reuse.is_any() { reads.max(fresh) } else { reads + fresh };
         touched + profile.workspace[node]
     });
-    resting + own.max().unwrap_or(Bytes::ZERO)
+    let during = total(&is_resting) + own.max().unwrap_or(Bytes::ZERO);
+    let mut is_read: SecondaryMap<StorageId, bool> = SecondaryMap::new();
+    nodes.iter().flat_map(|&node| graph.reads(node)).for_each(|&read| is_read[read] = true);
+    let is_given =
+        |storage| graph.producer(storage).is_some_and(|node| !graph.runs(node)) && is_read[storage];
+    let first = total(&|storage| !may_move && (is_given(storage) || is_resting(storage)));
+    let last =
+        total(&|storage| graph.is_kept(storage) && !(may_move && graph.is_persistent(storage)));
+    during.max(first).max(last)
 }
 
 /// Everything alive at one run of a sequence, largest first; what a node writes in place is

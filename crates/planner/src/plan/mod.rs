@@ -28,6 +28,7 @@ use thiserror::Error;
 
 pub use checkpoint::checkpoint;
 pub use exact::exact;
+use infeasible::needed_by_any;
 pub use infeasible::{Binding, Infeasible, LiveTensor, Prediction, live_tensors, needed};
 pub use instance::{Instance, Plan, Simulation, simulate};
 pub use milp::{SOLVER, SolverLimits};

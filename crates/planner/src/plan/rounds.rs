@@ -179,7 +179,7 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
         // If nothing fits, the other planners get no more than their floor.
         let is_over = AtomicBool::new(false);
         let clock = || match (effort.clock)() {
-            now if now.0.is_finite() && is_over.load(Relaxed) => Seconds(f64::MAX),
+            now if now.0.is_finite() && is_over.load(Relaxed) => Effort::LATE,
             now => now,
         };
         let of_peers = Effort { clock: &clock, ..*effort };

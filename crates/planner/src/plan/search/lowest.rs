@@ -135,11 +135,12 @@ impl Search<'_> {
     /// is known.
     fn bisect(&mut self, attempt: &mut Attempt<'_>) {
         let mut refused = ByteCount::ZERO;
-        for _ in 0..BISECTIONS.get() {
+        for number in 0..BISECTIONS.get() {
             let reached =
                 self.found.first().map_or(ByteCount::ZERO, |it| ByteCount::of(it.plan.peak));
             let floor = ByteCount::of(self.least_budget()).max(refused);
-            let target = floor + (reached - floor) / 2;
+            // What is proven to be needed may suffice.
+            let target = if number == 0 { floor } else { floor + (reached - floor) / 2 };
             if target >= reached || attempt.meter.is_over() {
                 break;
             }

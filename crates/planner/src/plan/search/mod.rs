@@ -55,7 +55,7 @@ use crate::plan::search::repair::{polish, repair};
 use crate::plan::search::state::State;
 use crate::plan::search::state::problem::{OpId, Problem};
 use crate::plan::search::state::runs::{rebase, sequence};
-use crate::plan::{Instance, Plan, Planner};
+use crate::plan::{Instance, Plan, Planner, needed_by_any};
 use crate::tuning::exhaustive::MOST_UNKNOWN;
 use crate::tuning::min_peak::NAMED;
 use crate::tuning::starts::{INSTANTS, RESUMED};
@@ -94,7 +94,8 @@ pub struct Search<'a> {
     found: Vec<KnownPlan>,
     /// Where the last search for a plan ended.
     last: Option<Stand>,
-    /// No budget below this suffices, as the search for the smallest peak has shown.
+    /// No budget below this suffices: what any step needs, or more if the search for the smallest
+    /// peak has shown that.
     refuted: Bytes,
     /// Sequences that other planners made, by their hashes.
     of_rules: Vec<(u64, Planner)>,
@@ -145,7 +146,7 @@ impl<'a> Search<'a> {
             bounds: Bounds::default(),
             found: Vec::new(),
             last: None,
-            refuted: Bytes::ZERO,
+            refuted: needed_by_any(instance.graph, instance.profile, false),
             of_rules: Vec::new(),
             small,
             unknown: 0,
@@ -164,6 +165,11 @@ impl<'a> Search<'a> {
     /// The number of operators.
     pub(in crate::plan) fn operators(&self) -> usize {
         self.given.len()
+    }
+
+    /// Whether the step is so small that all its sequences may be tried.
+    pub(crate) fn is_small(&self) -> bool {
+        self.small.is_some()
     }
 
     /// Time of all first runs.
@@ -227,6 +233,9 @@ impl<'a> Search<'a> {
     /// Time that no schedule within the budget beats, by the cuts known so far; `None` if no
     /// schedule fits.
     pub fn bound(&self, budget: Bytes) -> Option<Seconds> {
+        if budget < self.refuted {
+            return None;
+        }
         let least = self.bounds.within(ByteCount::of(budget))?;
         // Costs were rounded down to picoseconds, so the sum of both is below the time of every
         // schedule.

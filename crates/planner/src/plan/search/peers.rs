@@ -2,7 +2,8 @@
 //! before it answers, so none of them is better.
 
 use crate::effort::Meter;
-use crate::plan::{self, Instance, Plan, PlanError, Planner};
+use crate::plan::{self, Instance, Plan, PlanError, Planner, needed_by_any};
+use crate::tuning::min_peak::BISECTIONS;
 use crate::units::Bytes;
 
 /// The other planners, the quicker ones first; without those that use the solver, whose work and
@@ -20,8 +21,8 @@ pub const PEERS: [Planner; 6] = [
 /// each at the smallest.
 pub const FLOORS: u64 = 1 + PEERS.len() as u64;
 
-/// The lowest plan that each of them reaches, offered as soon as it is there. Each has a floor of
-/// its own, as when it is used alone.
+/// The lowest plan that each of them reaches, offered as soon as it is there, and lower ones by
+/// bisection. Each has a floor of its own, as when it is used alone.
 pub fn lowest_of_peers(
     instance: Instance<'_>,
     meter: &Meter<'_>,
@@ -32,7 +33,38 @@ pub fn lowest_of_peers(
         let is_interrupted = meter.elapsed().0.is_infinite();
         (!is_interrupted).then(|| peer(instance, Bytes::ZERO, planner, &mut meter)).flatten()
     };
+    let reach = |planner| {
+        let reached = reach(planner);
+        match &reached {
+            Some(plan) if planner == Planner::Dtr => {
+                lower_by_bisection(instance, plan.peak, meter).or(reached)
+            }
+            _ => reached,
+        }
+    };
     PEERS.into_iter().filter_map(reach).inspect(|plan| offer(plan)).collect()
+}
+
+/// The lowest plan of a planner that drops no more than it has to, and so reaches less for a budget
+/// that it meets than for one that nothing meets; `None` if it finds none below `lowest`.
+fn lower_by_bisection(instance: Instance<'_>, lowest: Bytes, meter: &Meter<'_>) -> Option<Plan> {
+    let mut meter = meter.half();
+    let mut refused = needed_by_any(instance.graph, instance.profile, false);
+    let (mut reached, mut best) = (lowest, None);
+    for _ in 0..BISECTIONS.get() {
+        let target = refused + Bytes(reached.saturating_sub(refused).0 / 2);
+        if target >= reached || meter.is_over() {
+            break;
+        }
+        match peer(instance, target, Planner::Dtr, &mut meter).filter(|plan| plan.peak <= target) {
+            Some(plan) => {
+                reached = plan.peak;
+                best = Some(plan);
+            }
+            None => refused = target,
+        }
+    }
+    best
 }
 
 /// A planner's plan for a budget, or else the lowest that it reaches; `None` if it has no plan.

@@ -28,11 +28,7 @@ impl Search<'_> {
     /// The fastest known plan within a budget; if there is none, one that is quickly made: from the
     /// cuts at the highest instant, or by the quickest of the other planners that reaches tight
     /// budgets.
-    pub(in crate::plan) fn first_plan(
-        &mut self,
-        budget: Bytes,
-        effort: &Effort<'_>,
-    ) -> Option<Plan> {
+    pub(crate) fn first_plan(&mut self, budget: Bytes, effort: &Effort<'_>) -> Option<Plan> {
         self.exhaust(ByteCount::of(budget));
         if self.fastest_within(budget).is_none() {
             let given = self.given.clone();
