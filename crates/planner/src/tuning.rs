@@ -185,6 +185,9 @@ tuned! {
         LEAST_LAST: usize = 4;
         /// A plan that is tried after another holds less by at least one part in this many.
         LEAST_LESS: u64 = 128;
+        /// Work of a round without gain, as a multiple of the first one's, after which the race
+        /// starts over from plans with small peaks.
+        START_OVER: u64 = 9;
         /// Number of rounds in a row, each with more work, after which nothing new is expected.
         FRUITLESS: usize = 5;
         /// Fraction of the step's time; a plan that is faster by less is not worth new addresses.

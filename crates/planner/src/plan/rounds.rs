@@ -9,6 +9,9 @@
 //! missing bytes is known. Then a slightly smaller budget is planned, because a little slack makes
 //! packing much easier.
 //!
+//! If a round with much work finds nothing new, the race starts over, once, from plans with small
+//! peaks.
+//!
 //! If nothing fits for a while, or nothing new is found, the rounds stop, and the smallest plan is
 //! searched for instead, as if that had been requested. Once that fits the budget, the rounds
 //! continue from there.
@@ -28,7 +31,7 @@ use crate::plan::{Infeasible, Plan, Planner};
 use crate::tuning::rounds::{
     ADDRESSES, FASTEST, FIRST_MORE, FIRST_ROUND, FIRST_SHARE, FIRST_TRIES, FRUITLESS, GROWTH, LAST,
     LEAST_GAIN, LEAST_LAST, LEAST_LESS, MORE_THAN_MISSING, MOST_ADDRESSES, MOST_FIRST, MOST_LAST,
-    NODES_OF_LAST, SLACK, STOP, STOP_OFFERS, UNTAKEN,
+    NODES_OF_LAST, SLACK, START_OVER, STOP, STOP_OFFERS, UNTAKEN,
 };
 use crate::units::{Bytes, Seconds};
 
@@ -294,6 +297,7 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
         let mut work = self.first_round();
         let (mut turn, mut turns) = (0, SLACK.get().len());
         let mut missing = Bytes(u64::MAX);
+        let mut started_over = false;
         let (mut fruitless, mut had_nothing) = (0, None);
         loop {
             let of_this_round = work;
@@ -340,6 +344,13 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
             };
             if best.is_some_and(|extra| self.search.is_optimal_within(extra, self.budget)) {
                 return Ended::InOrder;
+            }
+            if fruitless > 0
+                && !started_over
+                && of_this_round >= START_OVER.get() * self.first_round()
+            {
+                started_over = true;
+                self.search.start_over(self.budget, &self.part(meter, work));
             }
             let known = self.search.least_extra(self.budget);
             if fruitless == FRUITLESS.get() && known.is_some_and(|extra| self.wants(extra)) {

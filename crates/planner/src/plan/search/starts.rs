@@ -9,7 +9,6 @@ use cranelift_entity::{EntityRef, SecondaryMap};
 use crate::effort::Effort;
 use crate::graph::Graph;
 use crate::plan::quantity::{ByteCount, Picoseconds};
-use crate::plan::search::Search;
 use crate::plan::search::attempt::Attempt;
 use crate::plan::search::binding_instants::{highest, tight};
 use crate::plan::search::bound::{BoundOrder, CutInstant};
@@ -17,7 +16,9 @@ use crate::plan::search::peers::peer;
 use crate::plan::search::repair::repair;
 use crate::plan::search::state::problem::{OpId, Problem};
 use crate::plan::search::state::{Event, State};
+use crate::plan::search::{Search, Stand};
 use crate::plan::{Plan, Planner};
+use crate::tuning::min_peak::NAMED;
 use crate::tuning::starts::{
     ATTEMPTS, FINEST, FIRST_WORK, INSTANTS, LEAST_FIRST_WORK, OVER, REPAIR_NOISE, ROUNDS,
     TRIED_FIRST, TRIED_LATER,
@@ -57,6 +58,18 @@ impl Search<'_> {
         let leg = attempt.meter.leg(FIRST_WORK.get() * self.given.len() as u64);
         attempt.under(leg, |attempt| self.start_from_neighbour(attempt));
         self.fastest_within(budget).cloned()
+    }
+
+    /// Has the next race for a budget start over from plans with small peaks: where the race is
+    /// stuck, these may lead elsewhere.
+    pub(in crate::plan) fn start_over(&mut self, budget: Bytes, effort: &Effort<'_>) {
+        let mut attempt = Attempt::new(ByteCount::of(budget), effort);
+        let lowest = self.smallest(effort, NAMED.get(), |_| Vec::new(), |_| true);
+        for plan in lowest.iter().filter(|plan| plan.peak <= budget) {
+            self.finish_runs(&plan.runs(), &mut attempt);
+        }
+        let limit = attempt.limit;
+        self.last = Some(Stand { limit, runners: attempt.found, has_started: true });
     }
 
     /// Makes plans from cuts and from whatever else is cheap.
