@@ -61,8 +61,9 @@ pub struct Turns {
     budget: Bytes,
     target: Target,
     bracket: Bracket,
-    /// The fastest sequences found, and what they were to hold at most.
+    /// The fastest sequences found.
     found: Vec<Plan>,
+    /// What they hold at most.
     aimed_at: Option<Bytes>,
 }
 

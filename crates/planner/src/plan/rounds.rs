@@ -401,14 +401,20 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
     }
 
     /// Has every other planner plan for ever less than its last plan held, as if it were used
-    /// alone: if its plan within the budget does not pack, another one may.
+    /// alone: if its plan within the budget does not pack, another one may. Without a deadline, all
+    /// of them have one more floor.
     fn press(&mut self, heard: Vec<Plan>, effort: &Effort<'_>) {
         let (instance, budget) = (self.search.instance(), self.budget);
         let mut meter = Meter::new(effort);
+        let most = if meter.has_deadline() { u64::MAX } else { effort.floor_beside };
         for Plan { planner, peak: mut reached, .. } in heard {
             let mut target = budget;
             // Below what it reaches, a planner gives the same plan again.
-            while reached <= target && reached > Bytes::ZERO && !meter.is_late() {
+            while reached <= target
+                && reached > Bytes::ZERO
+                && meter.spent() < most
+                && !meter.is_late()
+            {
                 target = reached - Bytes(1);
                 let Some(plan) = peer(instance, target, planner, &mut meter) else { break };
                 let offered = Plan { planner: Planner::Auto, ..plan.clone() };
