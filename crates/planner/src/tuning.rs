@@ -142,7 +142,7 @@ macro_rules! tuned {
 }
 
 tuned! {
-    /// The rounds of one budget (`plan/rounds.rs`).
+    /// The rounds of one budget (`plan/rounds.rs`); first plans with moves, too (`fit/turns.rs`).
     rounds {
         /// Share of the whole time for a first plan.
         FIRST_SHARE: f64 = 0.3;
@@ -316,7 +316,7 @@ tuned! {
         LEAST_RISE: f64 = 2e-5;
     }
 
-    /// The smallest peak (`plan/search/lowest.rs`).
+    /// The smallest peak (`plan/search/lowest.rs`, `plan/search/peers.rs`).
     min_peak {
         /// Most halvings of the distance between what is known to be feasible and what is not.
         BISECTIONS: usize = 12;

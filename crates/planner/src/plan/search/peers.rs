@@ -21,34 +21,31 @@ pub const PEERS: [Planner; 6] = [
 /// each at the smallest.
 pub const FLOORS: u64 = 1 + PEERS.len() as u64;
 
-/// The lowest plan that each of them reaches, offered as soon as it is there, and lower ones by
-/// bisection. Each has a floor of its own, as when it is used alone.
+/// The lowest plan that each of them reaches, offered as soon as it is there. Each has a floor of
+/// its own, as when it is used alone.
 pub fn lowest_of_peers(
     instance: Instance<'_>,
     meter: &Meter<'_>,
     mut offer: impl FnMut(&Plan),
 ) -> Vec<Plan> {
     let reach = |planner| {
-        let mut meter = meter.above(meter.effort().floor_beside);
-        let is_interrupted = meter.elapsed().0.is_infinite();
-        (!is_interrupted).then(|| peer(instance, Bytes::ZERO, planner, &mut meter)).flatten()
-    };
-    let reach = |planner| {
-        let reached = reach(planner);
-        match &reached {
-            Some(plan) if planner == Planner::Dtr => {
-                lower_by_bisection(instance, plan.peak, meter).or(reached)
-            }
-            _ => reached,
-        }
+        let mut own = meter.above(meter.effort().floor_beside);
+        let is_interrupted = own.elapsed().0.is_infinite();
+        let reach = || peer(instance, Bytes::ZERO, planner, &mut own);
+        let reached = (!is_interrupted).then(reach).flatten()?;
+        let lower = match planner {
+            Planner::Dtr => lower_of_dtr(instance, reached.peak, &meter.half()),
+            _ => None,
+        };
+        Some(lower.unwrap_or(reached))
     };
     PEERS.into_iter().filter_map(reach).inspect(|plan| offer(plan)).collect()
 }
 
-/// The lowest plan of a planner that drops no more than it has to, and so reaches less for a budget
-/// that it meets than for one that nothing meets; `None` if it finds none below `lowest`.
-fn lower_by_bisection(instance: Instance<'_>, lowest: Bytes, meter: &Meter<'_>) -> Option<Plan> {
-    let mut meter = meter.half();
+/// The lowest plan of DTR, by bisection: it evicts no more than it has to, and so reaches less for
+/// a budget that it meets than for one that nothing meets. `None` if none is below `lowest`.
+fn lower_of_dtr(instance: Instance<'_>, lowest: Bytes, meter: &Meter<'_>) -> Option<Plan> {
+    let mut meter = meter.clone();
     let mut refused = needed_by_any(instance.graph, instance.profile, false);
     let (mut reached, mut best) = (lowest, None);
     for _ in 0..BISECTIONS.get() {
