@@ -56,9 +56,9 @@ def fit(
 ) -> Fitted:
     """Fits a step into a budget of bytes: the result of `tightfit plan`, as an object.
 
-    The search ends after `deadline` seconds (1, if neither limit is given) or `iterations` elementary steps; without a
-    deadline the same seed gives the same plan on every computer. `planner` is one by name, or `"auto"` for the best
-    plan of all. With `roofline=True` a step's calls on the processor are predicted; otherwise they are measured once.
+    The search ends after `deadline` seconds or `iterations` elementary steps; without either, after a second of processor
+    time, at most four seconds. Without a deadline but with `iterations`, the same seed gives the same plan on every
+    computer. `planner` is one by name, or `"auto"` for the best plan of all. With `roofline=True` a step's calls on the processor are predicted; otherwise they are measured once.
     Plans may move tensors to a `tier` below the device, such as `"pcie4"` or `"pcie4:64GiB"`; with `"cpu"` it is a
     folder, which is measured.
     """

@@ -13,7 +13,8 @@ use tightfit::effort::Effort;
 use tightfit::plan::{Improvement, Planner};
 use tightfit::units::{Bytes, Seconds};
 use tightfit::{FitError, Request, fit};
-use tightfit_cli::effort::{Limits, clock};
+use tightfit_cli::clock::wall;
+use tightfit_cli::effort::Limits;
 use tightfit_cli::exit_code::ExitCode;
 use tightfit_cli::failure::{Context, Result};
 use tightfit_cli::values::{duration, fraction};
@@ -150,7 +151,7 @@ fn marks(arguments: &Arguments) -> Vec<f64> {
 
 /// Processor time; infinite once interrupted.
 fn now() -> Seconds {
-    if clock().0.is_finite() { processor::time() } else { Seconds(f64::INFINITY) }
+    if wall().0.is_finite() { processor::time() } else { Seconds(f64::INFINITY) }
 }
 
 fn effort(arguments: &Arguments) -> Effort<'static> {

@@ -7,7 +7,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use tightfit::analysis::dataflow;
 use tightfit::analysis::modules::measure;
-use tightfit_cli::effort;
+use tightfit_cli::clock::wall;
 use tightfit_cli::exit_code::ExitCode;
 use tightfit_cli::failure::Result;
 use tightfit_cli::input::{self, OnMachine};
@@ -55,12 +55,12 @@ pub fn analyses(arguments: &Arguments) -> Result<ExitCode> {
         let (mut analysis, mut statistics) = (f64::INFINITY, f64::INFINITY);
         let mut flow = dataflow(&graph, &profile);
         for _ in 0..arguments.runs {
-            let start = effort::clock().0;
+            let start = wall().0;
             flow = dataflow(&graph, &profile);
-            let between = effort::clock().0;
+            let between = wall().0;
             measure(&graph, &profile)?;
             analysis = analysis.min(between - start);
-            statistics = statistics.min(effort::clock().0 - between);
+            statistics = statistics.min(wall().0 - between);
         }
         let milliseconds = |seconds: f64| format!("{:.2}", seconds * 1e3);
         let (nodes, modules) = (graph.nodes().len(), flow.tree.branches().len());

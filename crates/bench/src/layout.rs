@@ -10,7 +10,8 @@ use tightfit::Goal;
 use tightfit::plan::Planner;
 use tightfit::schedule::{Lifetime, Shelf, pack};
 use tightfit::units::{Bytes, Seconds};
-use tightfit_cli::effort::{self, Limits};
+use tightfit_cli::clock::wall;
+use tightfit_cli::effort::Limits;
 use tightfit_cli::exit_code::ExitCode;
 use tightfit_cli::failure::{Context, Failure, Result};
 use tightfit_cli::{note, say};
@@ -53,7 +54,7 @@ pub fn layout(arguments: &Arguments) -> Result<ExitCode> {
             path.file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned());
         note!("{name}");
         let lifetimes = read(&path).with_context(|| path.display().to_string())?;
-        let start = effort::clock();
+        let start = wall();
         let packing = pack(
             &lifetimes,
             &Shelf {
@@ -65,7 +66,7 @@ pub fn layout(arguments: &Arguments) -> Result<ExitCode> {
             },
             &search,
         );
-        let seconds = effort::clock().0 - start.0;
+        let seconds = wall().0 - start.0;
         if !is_disjoint(&lifetimes, &packing.addresses) {
             return Err(Failure::other(format_args!(
                 "{name}: buffers overlap; the packing is wrong"

@@ -9,7 +9,7 @@ use tightfit::analysis::modules::ModuleInfo;
 use tightfit::plan::modules::{ModulePlanError, SelectivePlan, SelectiveTask, selective};
 use tightfit::plan::{SOLVER, SolverLimits};
 use tightfit::units::Bytes;
-use tightfit_cli::effort::clock;
+use tightfit_cli::clock::wall;
 use tightfit_cli::exit_code::ExitCode;
 use tightfit_cli::failure::{Context, Result};
 use tightfit_cli::input::{self, OnMachine};
@@ -95,13 +95,13 @@ impl Compared {
         let budget = Bytes((info.baseline_peak().0 as f64 * share) as u64);
         let task =
             SelectiveTask { budget, world_size: 1, allowed: None, sharded: Vec::new(), limits };
-        let start = clock().0;
+        let start = wall().0;
         let plan = match selective(info, &task) {
             Ok(plan) => Some(plan),
             Err(ModulePlanError::Infeasible(_)) => None,
             Err(error) => return Err(error.into()),
         };
-        let seconds = clock().0 - start;
+        let seconds = wall().0 - start;
         let (model, modules) = (model.to_string(), info.modules().len());
         Ok(Compared { model, modules, share, plan, seconds, recorded })
     }

@@ -12,7 +12,7 @@ use tightfit::pipeline::stages::{Devices, LayerCost, StagePlan, layer_costs, pla
 use tightfit::pipeline::{PipelineSchedule, Rows, interleaved, layers};
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
-use tightfit_cli::effort::clock;
+use tightfit_cli::clock::wall;
 use tightfit_cli::exit_code::ExitCode;
 use tightfit_cli::failure::Result;
 use tightfit_cli::interrupt;
@@ -105,7 +105,7 @@ struct Reached {
 impl Size {
     /// `peak`: operations in a second of a group of GPUs.
     fn planned(graph: &Graph, profile: &Profile, peak: f64, gpus: u64) -> Result<Size> {
-        let start = clock().0;
+        let start = wall().0;
         let pipelines = gpus / GROUP / u64::from(RANKS);
         let micro_batches = (SEQUENCES / pipelines) as u32;
         let cut = layers(graph, profile, 8 * RANKS as usize)?;
@@ -122,7 +122,7 @@ impl Size {
         let orders = orders(micro_batches)?;
         let plans = orders.iter().filter_map(|(name, rows)| plan(&costs, &devices, name, rows));
         let best = plans.map(reached).max_by(|a, b| a.share.total_cmp(&b.share));
-        let seconds = clock().0 - start;
+        let seconds = wall().0 - start;
         let (name, rows) = &orders[0];
         let roomy = Devices { budget: Bytes::LIMIT, ..devices };
         let as_published = plan(&costs, &roomy, name, rows).map(reached);
@@ -183,12 +183,12 @@ fn orders(micro_batches: u32) -> Result<Vec<(String, Rows)>> {
 
 /// The best plan of an order that is found within [`PATIENCE`].
 fn plan(costs: &[LayerCost], devices: &Devices, name: &str, rows: &Rows) -> Option<StagePlan> {
-    let start = clock().0;
+    let start = wall().0;
     let looked = std::cell::Cell::new(0);
     // The first cut is examined however long it takes.
     let is_over = || {
         looked.set(looked.get() + 1);
-        interrupt::raised() || looked.get() > 2 && clock().0 - start > PATIENCE
+        interrupt::raised() || looked.get() > 2 && wall().0 - start > PATIENCE
     };
     plan_rows(costs, devices, (name, rows), &is_over)
 }

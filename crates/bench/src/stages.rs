@@ -15,7 +15,8 @@ use tightfit::profile::Profile;
 use tightfit::staged::PlannedStages;
 use tightfit::units::{Bytes, Seconds};
 use tightfit_cli::batches::Batches;
-use tightfit_cli::effort::{Search, clock};
+use tightfit_cli::clock::wall;
+use tightfit_cli::effort::Search;
 use tightfit_cli::exit_code::ExitCode;
 use tightfit_cli::failure::Result;
 use tightfit_cli::say;
@@ -108,14 +109,14 @@ impl Compared {
     ) -> Result<Compared> {
         let (bandwidth, latency) = LINK;
         let devices = Devices { ranks: DEVICES, budget, bandwidth, latency };
-        let start = clock().0;
+        let start = wall().0;
         let all: Vec<PipelineSchedule> = PipelineSchedule::with_equal_sums().collect();
         let plans = plan_stages(costs, &devices, MICRO_BATCHES, &all, &interrupt::raised)?;
-        let seconds = clock().0 - start;
+        let seconds = wall().0 - start;
         let equal = equal(graph, profile, &devices)?;
-        let start = clock().0;
+        let start = wall().0;
         let tensors = by_tensors(graph, machine, budget)?;
-        let tensor_seconds = clock().0 - start;
+        let tensor_seconds = wall().0 - start;
         let (graph, ours) = (graph.name().to_string(), plans.into_iter().next());
         Ok(Compared { graph, budget, ours, seconds, equal, tensors, tensor_seconds })
     }

@@ -2,9 +2,6 @@
 //! solver always has, the same options give the same plan; an interruption ends the search like a
 //! deadline, and what was found until then counts.
 
-use std::sync::LazyLock;
-use std::time::Instant;
-
 use clap::Args;
 use tightfit::effort::Effort;
 use tightfit::plan::Planner;
@@ -12,7 +9,7 @@ use tightfit::units::Seconds;
 
 use crate::planners::planner;
 use crate::values::duration;
-use crate::{frontier, interrupt};
+use crate::{clock, frontier};
 
 /// Deadline of a search that nothing else limits.
 const DEADLINE: Seconds = Seconds(1.0);
@@ -23,10 +20,11 @@ const OPERATIONS_OF_A_SECOND: f64 = 1e7;
 /// Limits of a search.
 #[derive(Args, Clone, Copy, Default)]
 pub struct Limits {
-    /// Search no longer than this for a better plan: 10, 10s or 500ms [default: 1s, for stages 1s
-    /// for each cut; none for auto with --iterations, and none for planners other than auto, exact
-    /// and offload, which end by themselves]. If it is not given, a planner may take a second or
-    /// two more, and auto asks all of them: half a minute on 50,000 nodes
+    /// Search no longer than this for a better plan: 10, 10s or 500ms [default: 1s of processor
+    /// time, at most 4s, for stages 1s for each cut; none for auto with --iterations, and none for
+    /// planners other than auto, exact and offload, which end by themselves]. If it is not given, a
+    /// planner may take a second or two more, and auto asks all of them: half a minute on 50,000
+    /// nodes
     #[arg(long, value_name = "SECONDS", value_parser = duration, allow_hyphen_values = true)]
     pub deadline: Option<Seconds>,
     /// Search no more than this many elementary steps; without --deadline the result is the same on
@@ -38,7 +36,16 @@ pub struct Limits {
 impl Limits {
     /// The effort of a planner, on the program's clock.
     pub fn effort(self, planner: Planner, seed: u64) -> Effort<'static> {
-        self.timed(planner, seed, &clock)
+        self.timed(planner, seed, self.clock(planner))
+    }
+
+    /// The clock of the deadline: with the default one, a search on a busy machine gets more
+    /// time. A solver keeps its own time.
+    pub fn clock(self, planner: Planner) -> &'static (dyn Fn() -> Seconds + Sync) {
+        match self.deadline.is_none() && planner != Planner::Exact {
+            true => &clock::patient,
+            false => &clock::wall,
+        }
     }
 
     /// The effort of a planner, on a clock given by the caller.
@@ -112,16 +119,6 @@ impl Search {
     /// The search at each budget of a frontier.
     pub fn of_each(self) -> frontier::Search<'static> {
         frontier::Search { planner: self.planner, effort: self.effort() }
-    }
-}
-
-/// Time since the program's first call of this function; infinite once interrupted.
-pub fn clock() -> Seconds {
-    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
-    if interrupt::raised() {
-        Seconds(f64::INFINITY)
-    } else {
-        Seconds(START.elapsed().as_secs_f64())
     }
 }
 

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use tightfit::schedule::Schedule;
 use tightfit::timeline::Timeline;
 use tightfit::units::{Bytes, Seconds};
-use tightfit::{Bound, BoundOrder, Fitted};
+use tightfit::{Bound, BoundOrder, Fitted, SecondHalf};
 use tightfit_engine::{Budget, FittedGraph};
 
 use crate::output;
@@ -21,6 +21,39 @@ pub fn smallest(asked: Budget, bytes: Bytes, separator: &str) -> String {
 
 /// Fraction of a slab that has to be unused for a plan to be worth a longer search.
 const MUCH: f64 = 0.1;
+
+/// Share of a deadline after which a search counts as cut short: its last rounds may not begin.
+const CUT: f64 = 0.9;
+
+/// The gap below which more time is not worth a word: as a share of the unplanned step's time.
+const CLOSE: f64 = 5e-4;
+
+/// What a search found in its second half if its deadline ended it and its plan is not known to be
+/// nearly the fastest: a figure, and what follows from it.
+pub fn late(planned: &FittedGraph, deadline: Seconds, took: Seconds) -> Option<(String, String)> {
+    let figures = Figures::of(&planned.fitted, planned.unplanned.timeline().seconds);
+    if took.0 < deadline.0 * CUT || figures.gap.is_some_and(|gap| gap < CLOSE) {
+        return None;
+    }
+    let longer = match deadline.0 * 4.0 {
+        long if long >= 1.0 => format!("--deadline {}s", long.round()),
+        short => format!("--deadline {}ms", (short * 1e3).ceil()),
+    };
+    let more = format!("with more time, as in {longer}, a faster one may be found");
+    Some(match planned.fitted.second_half()? {
+        SecondHalf::First => {
+            ("late".to_string(), format!("the first plan was found in its second half; {more}"))
+        }
+        SecondHalf::Faster(gain) if gain.0 > 0.0 => {
+            let points = share(gain, planned.unplanned.timeline().seconds) * 100.0;
+            (format!("-{points:.2} points"), format!("found in its second half; {more}"))
+        }
+        SecondHalf::Faster(_) => {
+            let text = "in its second half; more time is unlikely to help";
+            ("no gain".to_string(), text.to_string())
+        }
+    })
+}
 
 /// What to say of a plan that a deadline cut short and that leaves much of its slab unused,
 /// although it is slower than the step as captured.

@@ -14,6 +14,7 @@ pub mod output;
 mod alike;
 pub mod batches;
 pub mod calls;
+pub mod clock;
 mod conclusion;
 pub mod effort;
 pub mod exit_code;

@@ -2,7 +2,8 @@
 //! gives no thread: then at once, on the calling thread.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{Builder, Scope, ScopedJoinHandle};
+pub use std::thread::Scope;
+use std::thread::{Builder, ScopedJoinHandle};
 
 /// Work that was begun in a scope of threads.
 pub enum Aside<'scope, T> {

@@ -44,6 +44,17 @@ pub struct Fitted {
     limit: Option<Box<Infeasible>>,
     adopted: Option<Planner>,
     improvements: Vec<Improvement>,
+    /// When half of the search was over; absent if it had no deadline.
+    middle: Option<Seconds>,
+}
+
+/// What the second half of a search found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum SecondHalf {
+    /// The first plan.
+    First,
+    /// A step that is this much faster; zero if none.
+    Faster(Seconds),
 }
 
 impl Fitted {
@@ -77,6 +88,17 @@ impl Fitted {
     /// planner with a fixed rule, of plans that move what they hold, and of the smallest slab.
     pub fn improvements(&self) -> &[Improvement] {
         &self.improvements
+    }
+
+    /// What the second half of the search found: how much more time may help. Absent where
+    /// [`Fitted::improvements`] are, and if the search had no deadline or was interrupted.
+    pub fn second_half(&self) -> Option<SecondHalf> {
+        let (middle, last) = (self.middle?, self.improvements.last()?);
+        let first_half = self.improvements.iter().take_while(|it| it.at.0 <= middle.0);
+        Some(match first_half.last() {
+            Some(before) => SecondHalf::Faster(Seconds(before.seconds.0 - last.seconds.0)),
+            None => SecondHalf::First,
+        })
     }
 
     /// Why the slab is no smaller, if the smallest was requested and nothing may move: the refusal
@@ -200,10 +222,13 @@ impl<'a> BudgetedPlanner<'a> {
             (Some(route), _) => self.found_and_proven(route, budget, &mut meter, &mut first),
         };
         let first = first.unwrap_or(meter.elapsed());
+        let took = meter.elapsed().0;
+        let is_timed = meter.has_deadline() && took < Effort::LATE.0;
+        let middle = is_timed.then(|| Seconds(meter.now().0 - took / 2.0));
         let result = found.map_err(FitError::from).and_then(|schedule| {
             let bound = self.bound(budget).or_else(|| self.bound_of(&schedule, budget, &meter));
             let adopted = self.adopted(&schedule);
-            Ok(Fitted { adopted, improvements, ..self.checked(schedule, bound)? })
+            Ok(Fitted { adopted, improvements, middle, ..self.checked(schedule, bound)? })
         });
         (result, first)
     }
@@ -288,5 +313,6 @@ pub fn checked(
         limit: None,
         adopted: None,
         improvements: Vec::new(),
+        middle: None,
     })
 }

@@ -195,7 +195,7 @@ mod tuning;
 pub mod tuning;
 pub mod units;
 
-pub use fit::{Actions, Bound, FitError, Fitted, ScheduleClass};
+pub use fit::{Actions, Bound, FitError, Fitted, ScheduleClass, SecondHalf};
 pub use goal::Goal;
 pub use hold::{Held, HoldRequest, hold};
 pub use plan::BoundOrder;

@@ -166,6 +166,10 @@ tuned! {
         /// Share of the time left until then for a round while no plan fits, and again for its
         /// addresses.
         UNTAKEN: f64 = 0.5;
+        /// Share of the time left for addresses of what a round has found, once a plan fits.
+        TAKEN: f64 = 0.1;
+        /// They may take this many times as long as the round.
+        LONGER: f64 = 3.0;
         /// Share of the whole time after which plans of other planners are no longer tried if no
         /// plan fits yet.
         STOP_OFFERS: f64 = 0.15;

@@ -10,6 +10,7 @@ use tightfit::effort::Effort;
 use tightfit::goal::Goal;
 use tightfit::schedule::{Lifetime, Shelf, pack};
 use tightfit::units::Bytes;
+use tightfit_cli::clock::wall;
 use tightfit_cli::failure::{Failure, Result};
 use tightfit_replay::process::{self, Device, Memory, this_thread};
 use tightfit_replay::{ALIGNMENT, Allocator, Offset, ReplayError, Settled, Size, Stream};
@@ -95,7 +96,7 @@ pub fn lay_out(py: Python<'_>, first: &Trace, second: &Trace) -> PyResult<Option
             goal,
             enough: Bytes::ZERO,
         };
-        let clock = || stop.clock();
+        let clock = || stop.read(wall);
         let packing = pack(&lifetimes, &shelf, &Effort { clock: &clock, ..Effort::default() });
         let offsets = packing
             .addresses

@@ -5,7 +5,7 @@ use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pyo3::prelude::*;
 use tightfit::units::Seconds;
@@ -20,18 +20,13 @@ const STACK: usize = 8 << 20;
 
 /// Asks work to end.
 pub struct Stop {
-    start: Instant,
     raised: AtomicBool,
 }
 
 impl Stop {
-    /// The clock of a search: time since the work began; infinite once it is to end.
-    pub fn clock(&self) -> Seconds {
-        if self.raised.load(Ordering::Relaxed) {
-            Seconds(f64::INFINITY)
-        } else {
-            Seconds(self.start.elapsed().as_secs_f64())
-        }
+    /// What a clock shows; infinite once the work is to end.
+    pub fn read(&self, clock: impl Fn() -> Seconds) -> Seconds {
+        if self.raised.load(Ordering::Relaxed) { Seconds(f64::INFINITY) } else { clock() }
     }
 }
 
@@ -44,7 +39,7 @@ pub fn attended<T: Send>(
     py: Python<'_>,
     work: impl FnOnce(&Stop) -> Result<T> + Send,
 ) -> PyResult<T> {
-    let stop = Stop { start: Instant::now(), raised: AtomicBool::new(false) };
+    let stop = Stop { raised: AtomicBool::new(false) };
     let (raised, result) = py.detach(|| {
         thread::scope(|scope| -> PyResult<_> {
             let (working, ended) = mpsc::channel::<()>();

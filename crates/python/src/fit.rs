@@ -59,6 +59,11 @@ impl Search {
         Ok(Search { planner: parsed(py, "planner", planner, planners::named)?, limits, seed })
     }
 
+    /// The clock of its deadline.
+    pub fn clock(self) -> &'static (dyn Fn() -> Seconds + Sync) {
+        self.limits.clock(self.planner)
+    }
+
     /// Its effort, on a clock that ends it.
     pub fn effort(self, clock: &(dyn Fn() -> Seconds + Sync)) -> Effort<'_> {
         self.limits.timed(self.planner, self.seed, clock)
@@ -271,7 +276,7 @@ pub fn fit(
             }
             None => Profile::new(&subject.graph, &machine),
         };
-        let clock = || stop.clock();
+        let clock = || stop.read(search.clock());
         let effort = search.effort(&clock);
         let task = FitTask {
             machine: &machine,

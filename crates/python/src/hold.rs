@@ -141,8 +141,8 @@ pub fn hold(
             machine.hierarchy.add(below, out, back);
         }
         let profile = Profile::new(&graph, &machine);
-        let clock = || stop.clock();
-        let effort = search.limits.timed(search.planner, search.seed, &clock);
+        let clock = || stop.read(search.clock());
+        let effort = search.effort(&clock);
         let numbers: BTreeSet<usize> = movable.into_iter().collect();
         let numbered = graph.storages().keys().enumerate();
         let movable: BTreeSet<StorageId> = numbered

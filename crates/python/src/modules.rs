@@ -8,6 +8,7 @@ use tightfit::plan::SolverLimits;
 use tightfit::plan::modules::{ShardTask, ShardVariant};
 use tightfit::units::{Bytes, Seconds};
 use tightfit_cli::batches::Batches;
+use tightfit_cli::clock::wall;
 use tightfit_cli::failure::Result;
 use tightfit_cli::input::{self, OnMachine, Statistics};
 use tightfit_cli::values;
@@ -92,7 +93,7 @@ pub fn sac(
             limits,
         };
         let statistics = read(graph, &on)?;
-        let answer = checkpointing::answer(&statistics.info, &task, &|| stop.clock())?;
+        let answer = checkpointing::answer(&statistics.info, &task, &|| stop.read(wall))?;
         Ok(answer.document(&statistics)?.to_string())
     })
 }
@@ -153,7 +154,7 @@ pub fn shard(
     attended(py, |stop| {
         let task = sharding::Task { budget: budget.0.parse()?, units: units.as_deref(), rest };
         let statistics = read(graph, &on)?;
-        let answer = sharding::answer(&statistics.info, &task, &|| stop.clock())?;
+        let answer = sharding::answer(&statistics.info, &task, &|| stop.read(wall))?;
         Ok(answer.document(&statistics)?.to_string())
     })
 }
@@ -210,7 +211,7 @@ pub fn stages(
         let subject = graph.read()?;
         let machine = subject.machine(&on)?;
         let answer = pipelines::answer::answer(&subject.graph, &machine, &task, &|| {
-            stop.clock().0.is_infinite()
+            stop.read(wall).0.is_infinite()
         })?;
         Ok(answer.for_torch().to_string())
     })

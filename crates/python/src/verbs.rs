@@ -96,7 +96,7 @@ pub fn pareto(
         let subject = graph.read()?;
         let (graph, machine) = (&subject.graph, &subject.machine(&on)?);
         let unplanned = tightfit::unplanned(graph, &input::profile(graph, machine))?;
-        let clock = || stop.clock();
+        let clock = || stop.read(search.clock());
         let search = of_each(search, &clock);
         let points = frontier::frontier((graph, as_it_is()), machine, &unplanned, search, points)?;
         Ok(frontier_verb::document(&points).to_string())
@@ -132,7 +132,7 @@ pub fn report(
         let subject = graph.read()?;
         let (graph, machine) = (&subject.graph, &subject.machine(&on)?);
         let plan = plan.map(|plan| plan.read(graph)).transpose()?;
-        let clock = || stop.clock();
+        let clock = || stop.read(search.clock());
         let search = of_each(search, &clock);
         let shown =
             |schedule| Shown { name: "Planned".to_string(), graph: Graph::clone(graph), schedule };

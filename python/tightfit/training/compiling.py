@@ -46,7 +46,7 @@ def compile(
     loss: Callable[[Any, Any], Any] | None = None,
     differentiable_outputs: bool = False,
     loss_memory: int | str | None = None,
-    deadline: float | str = 1.0,
+    deadline: float | str | None = None,
     fused: bool = False,
     addresses: bool = False,
     offload: int | str | None = None,
@@ -82,10 +82,11 @@ def compile(
     step is planned like any other.
 
     A model that returns a loss has its other outputs detached, which saves the memory of their gradients; with
-    `differentiable_outputs=True` they are not. `deadline` is how long the search for a plan may take: seconds, or text
-    such as `"500ms"`, for each way to divide the loss that is tried. Steps run by a plan that was found in a quarter of a second while it goes on, unless addresses are
-    planned or Inductor runs the plan. Where nothing is found and nothing proves that nothing fits, it is repeated with up
-    to two seconds before the budget is refused.
+    `differentiable_outputs=True` they are not. `deadline` is how long the search for a plan may take, for each way to
+    divide the loss that is tried: seconds, or text such as `"500ms"`; without it a second of processor time, at most four
+    seconds. Steps run by a plan that was found in a quarter of a second while it goes on, unless addresses are planned or
+    Inductor runs the plan. Where nothing is found and nothing proves that nothing fits, it is repeated with up to two
+    seconds before the budget is refused.
 
     With `fused=True` Inductor runs the plan's partition with fused kernels. Gradients are equal up to rounding, and
     **the budget is no guarantee**: it only decides what is saved. The first steps are measured (`measured_peak` of

@@ -39,7 +39,7 @@ from .loss import Loss
 from .nest import NONE, Demand, Range
 from .planned import Below, Held, apart, around, code, graph_peak, held, with_loss
 from .refusal import Coming, refusal
-from .searching import FIRST, Search, patiently, soon
+from .searching import Search, brief, patiently, soon
 from .settings import Offload, Placement, Settings, differentiated
 from .survey import Survey
 from .tier import Tier
@@ -558,7 +558,7 @@ class Step:
             graph = around(graph, between, grown)
         if room is not None and self.loss.is_guess and graph_peak(graph) + between > room:
             # A loss that was never counted may take more than the guess. The smallest plan leaves the most for it.
-            least = search(graph, None, min(self.settings.deadline, FIRST))
+            least = search(graph, None, brief(self.settings.deadline))
             if least.peak <= room:
                 return made(least, is_provisional=True)
         leave = self._left(accumulated, holds, room, arguments, depth)
@@ -620,7 +620,7 @@ class Step:
         key = accumulated, holds, between, self.division.now
         if key not in self._ranges:
             graph, search = self._search(accumulated, holds, arguments)
-            seconds, most = min(self.settings.deadline, FIRST), graph_peak(graph)
+            seconds, most = brief(self.settings.deadline), graph_peak(graph)
             # With so much between the passes, only what is held there matters; with the difference of the least that is
             # held there and at any time, both do.
             held_there, least = at_barrier(search(around(graph, most), None, seconds)), search(graph, None, seconds).peak

@@ -79,7 +79,7 @@ class Below:
     latency: float
 
 
-def held(document: Mapping[str, Any], budget: int | None, deadline: float,
+def held(document: Mapping[str, Any], budget: int | None, deadline: float | None,
          machine: str | None = None, below: Below | None = None, *, with_residents: bool = False,
          planner: str = "auto") -> Held:
     """The fastest plan of a graph that a planner finds within the budget or, without one, a plan that holds as few
@@ -102,13 +102,13 @@ def held(document: Mapping[str, Any], budget: int | None, deadline: float,
     return Held(**facts)
 
 
-def kept(document: Mapping[str, Any], budget: int | None, deadline: float, machine: str | None = None,
+def kept(document: Mapping[str, Any], budget: int | None, deadline: float | None, machine: str | None = None,
          below: Below | None = None, *, planner: str = "auto", **_: Any) -> Held | None:
     """What `held` found for this before, if it is on disk."""
     return _kept(_question(document, budget, deadline, machine or _MACHINE, below, planner)[1])
 
 
-def _question(document: Mapping[str, Any], budget: int | None, deadline: float, machine: str, below: Below | None,
+def _question(document: Mapping[str, Any], budget: int | None, deadline: float | None, machine: str, below: Below | None,
               planner: str) -> tuple[str, str]:
     """A graph as text, and the name of the file with its plan."""
     text = json.dumps(document, sort_keys=True)

@@ -66,20 +66,26 @@ class Search:
         self._thread.join()
 
 
-def patiently(find: Callable[[float], Held], room: int | None, deadline: float) -> Held:
+def brief(deadline: float | None, most: float = FIRST) -> float:
+    """The seconds of a search that may take no longer than the deadline, nor than `most`."""
+    return most if deadline is None else min(deadline, most)
+
+
+def patiently(find: Callable[[float | None], Held], room: int | None, deadline: float | None) -> Held:
     """The plan that is found within the deadline. Where none is found within the room and none is excluded, the search is
     repeated with more time before it is refused."""
     try:
         return find(deadline)
     except InfeasibleBudget as error:
-        if room is None or error.needed > room or deadline >= PATIENCE:
+        if room is None or error.needed > room or (deadline is not None and deadline >= PATIENCE):
             raise
-    return find(min(LONGER * deadline, PATIENCE))
+    return find(PATIENCE if deadline is None else min(LONGER * deadline, PATIENCE))
 
 
-def soon(search: functools.partial[Held], graph: dict[str, Any], room: int, deadline: float, owner: Any) -> tuple[Held, Search | None]:
+def soon(search: functools.partial[Held], graph: dict[str, Any], room: int, deadline: float | None,
+         owner: Any) -> tuple[Held, Search | None]:
     """The plan of a graph that is found soon, and the search that goes on if more time may find a faster one."""
-    if deadline <= FIRST:
+    if deadline is not None and deadline <= FIRST:
         return patiently(functools.partial(search, graph, room), room, deadline), None
     if (before := kept(graph, room, deadline, **search.keywords)) is not None:
         return before, None

@@ -46,7 +46,8 @@ class Offload:
 class Settings:
     """The options of `tightfit.compile`."""
 
-    deadline: float = 1.0
+    # Seconds that a search may take; `None`: a second of processor time.
+    deadline: float | None = None
     differentiable_outputs: bool = False
     loss_memory: int | None = None
     placement: Placement | Offload = Placement.ALLOCATOR
@@ -64,7 +65,7 @@ def differentiated(joint: Any) -> int:
 
 
 def settings(*, differentiable_outputs: bool = False, loss_memory: Any = None,
-             deadline: Any = 1.0, fused: Any = False, addresses: Any = False, offload: Any = None,
+             deadline: Any = None, fused: Any = False, addresses: Any = False, offload: Any = None,
              planner: Any = "auto", evaluation: Any = None, split: Any = "off", bits: Any = "equal") -> Settings:
     """Settings from the user's arguments. Raises `OptionError`."""
     flag(differentiable_outputs, "differentiable_outputs")
@@ -73,7 +74,7 @@ def settings(*, differentiable_outputs: bool = False, loss_memory: Any = None,
     if isinstance(placement, Offload) and known != "auto":
         raise OptionError(f"planner={planner!r} moves nothing, so it does not go with offload={offload!r}; give one of them")
     memory = None if loss_memory is None else size(loss_memory, "loss_memory")
-    return Settings(seconds(deadline), differentiable_outputs, memory, placement, known, _ways(split, bits, placement, known),
+    return Settings(deadline_of(deadline), differentiable_outputs, memory, placement, known, _ways(split, bits, placement, known),
                     _evaluation(evaluation, placement))
 
 
@@ -144,6 +145,11 @@ def parts_of(split: Any, bits: Any) -> tuple[str, ...]:
 def seconds(given: Any) -> float:
     """The seconds that the search for a plan may take: a number, or text such as `"500ms"`."""
     return asked(_native.seconds, given)
+
+
+def deadline_of(given: Any) -> float | None:
+    """The same where none need be given."""
+    return None if given is None else seconds(given)
 
 
 def too_few(budget: int, needed: int) -> str:

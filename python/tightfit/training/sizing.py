@@ -33,6 +33,7 @@ from .joint import largest as largest_call
 from .optimizer_state import state_bytes
 from .planned import Below, Held, held
 from .ranges import Captured, Captures
+from .searching import brief
 from .settings import planner_named, seconds, settings, too_few
 from .studying import predicted_for, studied
 from .varying import Varying
@@ -172,7 +173,7 @@ def largest_of(backend: Backend, known: Mapping[str, int]) -> Largest:
         raise OptionError('budget="min" has no largest batch')
     captured = Captured(backend, varying, symbols[axis], fixed=fixed)
     ran = sorted((step.joint.extent_along(_DIMENSIONS[axis]) for step in varying.steps.values()), reverse=True)
-    question = _Asked(Captures(None, captured), room, sum(backend.ledger.others().values()), min(backend.settings.deadline, _DEADLINE),
+    question = _Asked(Captures(None, captured), room, sum(backend.ledger.others().values()), brief(backend.settings.deadline, _DEADLINE),
                       backend.settings.planner, backend.settings.ways, accumulated=_accumulated(varying),
                       parameters=() if backend.model is None else tuple(backend.model.parameters()))
     # A call that failed has left a step of a size that the model does not take.

@@ -33,7 +33,7 @@ from .joint import document
 from .marking import marked_along
 from .optimizer_state import state_bytes
 from .planned import held
-from .settings import planner_named, seconds, settings, too_few
+from .settings import deadline_of, planner_named, settings, too_few
 
 
 class _Captured(Exception):
@@ -67,7 +67,7 @@ def capture_step(model: nn.Module, batch: Any, *, differentiable_outputs: bool =
 
 def plan(model: nn.Module, batch: Any, budget: int | str | Budget = "min", *, machine: str | None = None,
          optimizer: torch.optim.Optimizer | type | str | None = None, differentiable_outputs: bool = False,
-         loss_memory: int | str | None = None, deadline: float | str = 1.0, planner: str = "auto",
+         loss_memory: int | str | None = None, deadline: float | str | None = None, planner: str = "auto",
          split: int | str = "auto", bits: str = "equal") -> PlanInfo:
     """The plan that `tightfit.compile` would make for this batch, without running the model.
 
@@ -77,7 +77,7 @@ def plan(model: nn.Module, batch: Any, budget: int | str | Budget = "min", *, ma
     `planner`, `split` and `bits` are those of `tightfit.compile`; on a `machine`, chunks are taken to change no bit. Raises
     `InfeasibleBudget`.
     """
-    budget, limit, known = budget_of(budget), seconds(deadline), planner_named(planner)
+    budget, limit, known = budget_of(budget), deadline_of(deadline), planner_named(planner)
     ways = settings(planner=planner, split=split, bits=bits).ways
     asked = budget.bytes
     machine = predicted_for(model, batch, machine)

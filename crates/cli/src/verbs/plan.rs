@@ -29,7 +29,7 @@ use crate::calls::{self, Costs, Subject};
 use crate::effort::Search;
 use crate::exit_code::ExitCode;
 use crate::failure::{Failure, Result};
-use crate::figures::{Figures, Moves, smallest, unused};
+use crate::figures::{Figures, Moves, late, smallest, unused};
 use crate::input::{self, OnTiers};
 use crate::output::Written;
 use crate::source::Source;
@@ -351,6 +351,8 @@ impl Answer<'_> {
             row!("search", "interrupted", "the best plan so far")?;
         } else if let Some(unused) = unused(planned, deadline, self.seconds) {
             row!("search", "cut short", "{unused}")?;
+        } else if let Some((found, advice)) = late(planned, deadline, self.seconds) {
+            row!("search", found, "{advice}")?;
         }
         planned.limit.as_ref().map_or(Ok(()), show_limit)
     }

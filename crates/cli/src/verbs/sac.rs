@@ -14,7 +14,7 @@ use tightfit::plan::modules::{
 use tightfit::units::Bytes;
 use tightfit_engine::Budget;
 
-use crate::effort::clock;
+use crate::clock::wall;
 use crate::exit_code::ExitCode;
 use crate::failure::Result;
 use crate::figures::share;
@@ -139,7 +139,7 @@ pub fn sac(arguments: &Arguments) -> Result<ExitCode> {
     };
     interrupt::listen();
     let most = arguments.solver.most();
-    let answer = progress::during("solving", most, || answer(&statistics.info, &task, &clock))?;
+    let answer = progress::during("solving", most, || answer(&statistics.info, &task, &wall))?;
     if arguments.json {
         crate::output::answer(answer.document(&statistics)?)?;
         return Ok(interrupt::code());

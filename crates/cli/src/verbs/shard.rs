@@ -12,7 +12,7 @@ use tightfit::plan::modules::{ShardPlan, ShardTask, ShardVariant, shard_on};
 use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::Budget;
 
-use crate::effort::clock;
+use crate::clock::wall;
 use crate::exit_code::ExitCode;
 use crate::failure::Result;
 use crate::figures::share;
@@ -180,7 +180,7 @@ pub fn shard(arguments: &Arguments) -> Result<ExitCode> {
     let statistics = input::modules(&arguments.input, &arguments.on)?;
     interrupt::listen();
     let most = arguments.solver.most();
-    let answer = progress::during("solving", most, || answer(&statistics.info, &task, &clock))?;
+    let answer = progress::during("solving", most, || answer(&statistics.info, &task, &wall))?;
     if arguments.json {
         crate::output::answer(answer.document(&statistics)?)?;
         return Ok(interrupt::code());

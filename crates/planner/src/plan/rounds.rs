@@ -16,22 +16,23 @@
 //! searched for instead, as if that had been requested. Once that fits the budget, the rounds
 //! continue from there.
 //!
-//! The floor is done whatever the effort: a first plan, then a first round and, at the same time,
-//! the plans of all other planners.
+//! The floor is done whatever the effort: a first plan, then a first round and, during the later
+//! ones on a second thread, the plans of all other planners.
+
+mod known;
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc;
 
-use crate::aside::Aside;
+use crate::aside::{Aside, Scope};
 use crate::effort::{Effort, Meter};
 use crate::plan::quantity::Picoseconds;
 use crate::plan::realize::{Realize, Unplaced};
 use crate::plan::search::{PEERS, Search, peer};
-use crate::plan::{Infeasible, Plan, Planner};
+use crate::plan::{Infeasible, Plan};
 use crate::tuning::rounds::{
-    ADDRESSES, FASTEST, FIRST_MORE, FIRST_ROUND, FIRST_SHARE, FIRST_TRIES, FRUITLESS, GROWTH, LAST,
-    LEAST_GAIN, LEAST_LAST, LEAST_LESS, MORE_THAN_MISSING, MOST_ADDRESSES, MOST_FIRST, MOST_LAST,
-    NODES_OF_LAST, SLACK, START_OVER, STOP, STOP_OFFERS, UNTAKEN,
+    FIRST_MORE, FIRST_ROUND, FIRST_SHARE, FIRST_TRIES, FRUITLESS, GROWTH, LAST, LEAST_GAIN, LONGER,
+    MORE_THAN_MISSING, MOST_FIRST, SLACK, START_OVER, STOP, STOP_OFFERS, TAKEN, UNTAKEN,
 };
 use crate::units::{Bytes, Seconds};
 
@@ -110,37 +111,96 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
     pub fn run(mut self, effort: &Effort<'_>) -> InRounds<R::Made, R::Refusal> {
         // The floor is a list of things to do, not an amount of work.
         let meter = Meter::new(effort).uncounted();
-        let mut heard = Vec::new();
         self.first_plan(&meter);
-        let ended = self.with_peers(effort, &meter, &mut heard);
+        // If nothing fits, the other planners get no more than their floor.
+        let is_over = AtomicBool::new(false);
+        let clock = || match (effort.clock)() {
+            now if now.0.is_finite() && is_over.load(Relaxed) => Effort::LATE,
+            now => now,
+        };
+        let of_peers = Effort { clock: &clock, ..*effort };
+        let refused = std::thread::scope(|scope| {
+            let mut heard = Vec::new();
+            let mut begun = None;
+            if !meter.has_deadline() {
+                // Nothing may depend on how fast the peers are.
+                let peers = begun.insert(self.peers(scope, &of_peers));
+                self.hear(peers.iter(), &mut heard);
+            }
+            let mut turns = match meter.has_deadline() {
+                true => meter.until(1.0 - LAST.get()),
+                false => meter.clone(),
+            };
+            let ended = self.rounds(&mut turns, |rounds| {
+                // On a busy machine they would take half of the first round's time.
+                let peers = begun.get_or_insert_with(|| rounds.peers(scope, &of_peers));
+                rounds.hear(peers.try_iter(), &mut heard);
+            });
+            let peers = begun.unwrap_or_else(|| self.peers(scope, &of_peers));
+            let fits = self.best.is_some();
+            is_over.store(!fits, Relaxed);
+            match fits {
+                true => self.hear(peers.iter(), &mut heard),
+                // The smallest plan is searched for before the last of them are there.
+                false => self.hear(peers.try_iter(), &mut heard),
+            }
+            let refused = self.after_rounds(ended, &heard, effort, &meter);
+            let mut late = Vec::new();
+            self.hear(peers.iter(), &mut late);
+            self.after_peers(&late, &meter);
+            refused
+        });
+        let made = match (self.best.take(), refused) {
+            (Some((_, made)), _) => Ok(made),
+            (None, refused) => Err(refused.expect("without a plan there is a refusal")),
+        };
+        let first = self.first.unwrap_or(meter.elapsed());
+        InRounds { made, first, improvements: self.improvements }
+    }
+
+    /// What follows the first rounds: thorough addresses for what is known if these did not fit,
+    /// then the smallest plan, or further rounds. The refusal if nothing fits.
+    fn after_rounds(
+        &mut self,
+        ended: Ended,
+        heard: &[Plan],
+        effort: &Effort<'_>,
+        meter: &Meter<'_>,
+    ) -> Option<R::Refusal> {
         let fits = self.best.is_some();
         let until = if fits { 1.0 } else { STOP_OFFERS.get() };
         let offers = meter.rest_until(until);
         self.offer_known(&Effort { work: 0, ..offers });
+        let mut has_pressed = false;
         if !self.refused.is_empty() {
             let earnest = Effort { work: effort.work, ..offers };
-            self.offer_all(&heard, &earnest);
-            self.press(heard, &earnest);
+            self.offer_all(heard, &earnest);
+            has_pressed = self.press(heard, &earnest);
         }
-        if self.best.is_none() || ended != Ended::InOrder {
-            let restarted = self.restart(&meter);
-            if let (Err(refused), None) = (restarted, &self.best) {
-                return self.ended(Err(refused), &meter);
-            }
-        } else if !fits {
-            self.go_on(&meter);
+        // A plan of another planner may be far from what fits next to the smallest one.
+        if self.best.is_none() || has_pressed || ended != Ended::InOrder {
+            return self.restart(meter).err();
         }
-        let (_, made) = self.best.take().expect("a plan that fits stays until a better one does");
-        self.ended(Ok(made), &meter)
+        if !fits {
+            self.go_on(meter);
+        }
+        None
     }
 
-    fn ended(
-        self,
-        made: Result<R::Made, R::Refusal>,
-        meter: &Meter<'_>,
-    ) -> InRounds<R::Made, R::Refusal> {
-        let first = self.first.unwrap_or(meter.elapsed());
-        InRounds { made, first, improvements: self.improvements }
+    /// What the other planners found late: their floor counts, too.
+    fn after_peers(&mut self, late: &[Plan], meter: &Meter<'_>) {
+        if late.is_empty() {
+            return;
+        }
+        let effort = meter.round(meter.effort().work, 1.0);
+        self.offer_known(&Effort { work: 0, ..effort });
+        if self.best.is_none() {
+            self.offer_all(late, &effort);
+            self.press(late, &effort);
+            if self.best.is_some() {
+                self.go_on(meter);
+            }
+        }
     }
 
     /// A plan at once: one that is quickly made, for ever less than the budget until the simplest
@@ -171,50 +231,31 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
         }
     }
 
-    /// The first rounds, while the other planners make their plans on a second thread.
-    fn with_peers(
-        &mut self,
-        effort: &Effort<'_>,
-        meter: &Meter<'_>,
-        heard: &mut Vec<Plan>,
-    ) -> Ended {
+    /// The plans of the other planners, as a second thread makes them; none if nothing is faster
+    /// than what is given.
+    fn peers<'s>(
+        &self,
+        scope: &'s Scope<'s, '_>,
+        effort: &'s Effort<'s>,
+    ) -> mpsc::Receiver<Option<Plan>>
+    where
+        'a: 's,
+    {
         let (instance, budget) = (self.search.instance(), self.budget);
-        // If nothing fits, the other planners get no more than their floor.
-        let is_over = AtomicBool::new(false);
-        let clock = || match (effort.clock)() {
-            now if now.0.is_finite() && is_over.load(Relaxed) => Effort::LATE,
-            now => now,
-        };
-        let of_peers = Effort { clock: &clock, ..*effort };
-        std::thread::scope(|scope| {
-            let (send, peers) = mpsc::channel();
-            if self.search.least_extra(budget).is_none_or(|extra| extra > Picoseconds::ZERO) {
-                let mut clock = Meter::new(&of_peers).uncounted().above(effort.floor_beside);
-                Aside::begin(scope, move || {
-                    for planner in PEERS {
-                        let is_interrupted = clock.elapsed().0.is_infinite();
-                        let plan = peer(instance, budget, planner, &mut clock);
-                        if is_interrupted || send.send(plan).is_err() {
-                            return;
-                        }
+        let (send, peers) = mpsc::channel();
+        if self.search.least_extra(budget).is_none_or(|extra| extra > Picoseconds::ZERO) {
+            Aside::begin(scope, move || {
+                let mut meter = Meter::new(effort).uncounted().above(effort.floor_beside);
+                for planner in PEERS {
+                    let is_interrupted = meter.elapsed().0.is_infinite();
+                    let plan = peer(instance, budget, planner, &mut meter);
+                    if is_interrupted || send.send(plan).is_err() {
+                        return;
                     }
-                });
-            } else {
-                drop(send);
-            }
-            if !meter.has_deadline() {
-                // Nothing may depend on how fast the peers are.
-                self.hear(peers.iter(), heard);
-            }
-            let mut turns = match meter.has_deadline() {
-                true => meter.until(1.0 - LAST.get()),
-                false => meter.clone(),
-            };
-            let ended = self.rounds(&mut turns, |rounds| rounds.hear(peers.try_iter(), heard));
-            is_over.store(self.best.is_none(), Relaxed);
-            self.hear(peers.into_iter(), heard);
-            ended
-        })
+                }
+            });
+        }
+        peers
     }
 
     /// Further rounds, from a plan that fits and its result.
@@ -305,13 +346,14 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
             let aim = self.budget.saturating_sub(self.slack(SLACK.get()[turn], missing));
             let round = self.part(meter, work);
             let seed = round.seed.wrapping_add(meter.spent());
+            let start = meter.now();
             let answer = self.search.plan(aim, &Effort { seed, ..round });
             meter.spend(work);
             if answer.plan.is_some() {
                 self.first.get_or_insert(answer.first);
             }
             match answer.plan {
-                Some(plan) => match self.offer(&plan, &self.part(meter, work)) {
+                Some(plan) => match self.offer(&plan, &self.addresses(meter, work, start)) {
                     Err(more) if turn + 1 < turns => (missing, turn) = (more, turn + 1),
                     Err(more) => {
                         missing = more;
@@ -376,95 +418,16 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
         self.best.as_ref().map(|&(extra, _)| extra)
     }
 
-    /// Tries all plans that are known to be within the budget and faster than what fits, the
-    /// fastest first, until one fits. A plan of another planner may pack even if one that holds
-    /// less does not.
-    fn offer_all(&mut self, peers: &[Plan], effort: &Effort<'_>) {
-        let peers = peers.iter().map(|plan| Plan { planner: Planner::Auto, ..plan.clone() });
-        let all = peers.chain(self.search.known().cloned());
-        let within = all.filter(|plan| plan.peak <= self.budget);
-        let mut known: Vec<(Picoseconds, Plan)> =
-            within.map(|plan| (self.search.extra(&plan), plan)).collect();
-        known.sort_by_key(|&(extra, _)| extra);
-        known.dedup();
-        let meter = Meter::new(effort);
-        for (number, (extra, plan)) in known.into_iter().take(MOST_LAST.get()).enumerate() {
-            let floor = if number < FASTEST.get() { self.floor_of_addresses() } else { 0 };
-            let effort = &Effort { floor, ..meter.round(effort.work, 1.0) };
-            if self.is_too_late(number, &meter)
-                || !self.wants(extra)
-                || self.offer(&plan, effort).is_ok()
-            {
-                return;
-            }
+    /// This much work for addresses of what a round has found since `start`: in a share of the time
+    /// left once something fits, or a few times as long as the round took.
+    fn addresses<'e>(&self, meter: &Meter<'e>, work: u64, start: Seconds) -> Effort<'e> {
+        let effort = self.part(meter, work);
+        if self.best.is_none() {
+            return effort;
         }
-    }
-
-    /// Has every other planner plan for ever less than its last plan held, as if it were used
-    /// alone: if its plan within the budget does not pack, another one may. Without a deadline, all
-    /// of them have one more floor.
-    fn press(&mut self, heard: Vec<Plan>, effort: &Effort<'_>) {
-        let (instance, budget) = (self.search.instance(), self.budget);
-        let mut meter = Meter::new(effort);
-        let most = if meter.has_deadline() { u64::MAX } else { effort.floor_beside };
-        for Plan { planner, peak: mut reached, .. } in heard {
-            let mut target = budget;
-            // Below what it reaches, a planner gives the same plan again.
-            while reached <= target
-                && reached > Bytes::ZERO
-                && meter.spent() < most
-                && !meter.is_late()
-            {
-                target = reached - Bytes(1);
-                let Some(plan) = peer(instance, target, planner, &mut meter) else { break };
-                let offered = Plan { planner: Planner::Auto, ..plan.clone() };
-                reached = plan.peak;
-                let effort =
-                    Effort { floor: self.floor_of_addresses(), ..meter.round(effort.work, 1.0) };
-                if reached <= budget
-                    && self.wants(self.search.extra(&plan))
-                    && self.offer(&offered, &effort).is_ok()
-                {
-                    self.search.offer_of_rule(plan);
-                    break;
-                }
-            }
-        }
-    }
-
-    /// Work units for thorough packing of one plan before a deadline counts.
-    fn floor_of_addresses(&self) -> u64 {
-        (ADDRESSES.get() * self.search.operators() as u64).min(MOST_ADDRESSES.get())
-    }
-
-    /// Whether no more plans are tried after this number of them: some are tried whatever the
-    /// time, but only the first one after the grace of a chosen deadline.
-    fn is_too_late(&self, tried: usize, meter: &Meter<'_>) -> bool {
-        let least = (NODES_OF_LAST.get() / self.search.operators().max(1)).max(LEAST_LAST.get());
-        tried >= least && meter.is_late() || tried > 0 && meter.with_grace(0).is_late()
-    }
-
-    /// Tries the plans that are known to be within the budget, the fastest first, until one fits.
-    fn offer_known(&mut self, effort: &Effort<'_>) {
-        let meter = Meter::new(effort);
-        let mut most = Some(self.budget);
-        for number in 0.. {
-            let plan = most.and_then(|most| self.search.fastest_within(most));
-            let Some(plan) = plan.cloned() else { return };
-            // The next one holds noticeably less.
-            most = plan.peak.0.checked_sub((plan.peak.0 / LEAST_LESS.get()).max(1)).map(Bytes);
-            let extra = self.search.extra(&plan);
-            if self.refused.contains(&extra) {
-                continue;
-            }
-            if self.is_too_late(number, &meter)
-                || !self.wants(extra)
-                || self.offer(&plan, effort).is_ok()
-            {
-                return;
-            }
-            self.refused.push(extra);
-        }
+        let took = meter.now().0 - start.0;
+        let most = (effort.deadline.0 * TAKEN.get()).max(took * LONGER.get());
+        Effort { deadline: Seconds(effort.deadline.0.min(most)), ..effort }
     }
 
     /// This much work for a round, or for its addresses: in all the remaining time or, while

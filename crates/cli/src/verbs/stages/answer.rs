@@ -18,7 +18,8 @@ use tightfit_engine::{Budget, reserve, within_memory};
 
 use super::by_tensors::{ByTensors, Timer, room};
 use crate::batches::Batches;
-use crate::effort::{Search, clock};
+use crate::clock::wall;
+use crate::effort::Search;
 use crate::failure::{Failure, Result};
 use crate::input;
 use crate::values::{Lack, NoRanks, NoStages, OtherStages};
@@ -130,7 +131,7 @@ pub fn answer<'g>(
     task: &Task,
     is_over: &(dyn Fn() -> bool + Sync),
 ) -> Result<Answer<'g>> {
-    let start = clock();
+    let start = wall();
     let profile = input::profile(graph, machine);
     let reserve = reserve(graph, machine);
     let peak = match task.budget {

@@ -12,7 +12,7 @@ use tightfit::plan::PlanError;
 use tightfit::staged::{PlannedStages, TensorPlanning, TensorPlanningError};
 use tightfit::units::{Bytes, Seconds};
 
-use crate::effort::clock;
+use crate::clock::wall;
 use crate::values::Room;
 
 /// The least time for each device of a candidate, if there is as much for two candidates.
@@ -94,7 +94,7 @@ pub struct Timer<'a> {
 
 impl Timer<'_> {
     fn left(&self) -> Option<Seconds> {
-        self.until.map(|until| Seconds((until.0 - clock().0).max(0.0)))
+        self.until.map(|until| Seconds((until.0 - wall().0).max(0.0)))
     }
 
     fn time(&self) -> Time {
