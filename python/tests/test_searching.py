@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from torch import nn
 
 tightfit = zoo.use_tightfit()
 from tightfit.errors import InfeasibleBudget  # noqa: E402
-from tightfit.training import execution, searching  # noqa: E402
+from tightfit.training import execution, planned, searching, studying  # noqa: E402
 
 
 def net() -> nn.Module:
@@ -164,3 +165,29 @@ def test_a_process_that_is_forked_has_its_own_turn(monkeypatch):
         search = searching.Search(lambda: None, test_a_process_that_is_forked_has_its_own_turn)
         search.wait()
     assert json.dumps(search.found) == "null"
+
+
+def test_a_larger_budget_is_never_slower_and_what_fitted_is_not_refused(nothing_known, monkeypatch):
+    graph = studying.captured(net(), torch.randn(2048, 256), "a100-80gb")
+    least = planned.held(graph, None, 0.5)
+    peaks = [int(least.peak + share * (least.unplanned_peak - least.peak)) for share in (0.1, 0.4, 0.7, 1.0)]
+    good = [planned.held(graph, peak, 0.5) for peak in peaks]
+    assert [plan.seconds for plan in good] == sorted((plan.seconds for plan in good), reverse=True)
+    assert good[0].seconds > good[-1].seconds and good[0].bound_seconds > good[-1].bound_seconds
+
+    def nothing(*args):
+        raise InfeasibleBudget("not found", budget=1, needed=1, smallest=2, binding=None, live=[])
+
+    # Searches that find the smallest plan, or none.
+    for searched in (lambda *args: replace(least, bound_seconds=1e-9), nothing):
+        monkeypatch.setattr(planned, "_searched", searched)
+        for peak, known in zip(peaks, good, strict=True):
+            for more in (1, 2):
+                found = planned.held(graph, peak + more, 0.5 + (searched is nothing))
+                assert (found.seconds, found.peak, found.document) == (known.seconds, known.peak, known.document)
+                assert found.bound_seconds == (None if searched is nothing else 1e-9)
+    with pytest.raises(InfeasibleBudget):
+        planned.held(graph, least.peak - 1, 0.5)
+    assert planned.held(graph, None, 9).peak == least.peak
+    with pytest.raises(InfeasibleBudget):
+        planned.held(graph, peaks[0], 0.5, planner="dtr")

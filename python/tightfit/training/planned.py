@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from .. import _native, cache
+from ..errors import InfeasibleBudget
 from ..given import asked
 from . import roles
 from .code import UNSIZED, Code, Sized, generate
@@ -23,7 +24,7 @@ from .transfers import Move, Transfers, movable
 
 # A machine that uses what the graph records; it predicts calls without seconds if no machine is named.
 _MACHINE = "a100-80gb"
-# Number of plans kept on disk.
+# Number of plans kept on disk, and of graphs of which is kept which plans there are.
 _PLANS = 64
 
 
@@ -86,34 +87,87 @@ def held(document: Mapping[str, Any], budget: int | None, deadline: float | None
     bytes as possible. Calls without seconds in the graph are predicted for the machine. With a tier `below` the device,
     what the step makes for itself may be away there, and `with_residents` also parameters and optimizer state.
 
+    A plan of the same graph that is kept from before is the answer if it is better: a larger budget is never slower than
+    a smaller one that was planned before it, and what fitted once is not refused later.
+
     Raises `InfeasibleBudget`.
     """
     machine = machine or _MACHINE
-    text, name = _question(document, budget, deadline, machine, below, planner)
+    text, graph, name = _question(document, budget, deadline, machine, below, planner, with_residents)
     if (found := _kept(name)) is not None:
         return found
+    try:
+        found = _searched(document, text, budget, deadline, machine, below, with_residents, planner)
+    except InfeasibleBudget:
+        found = _better(graph, budget, None)
+        if found is None:
+            raise
+    else:
+        found = _better(graph, budget, found) or found
+    cache.keep(name, json.dumps(vars(found)), most=_PLANS)
+    _note(graph, found, name)
+    return found
+
+
+def _searched(document: Mapping[str, Any], text: str, budget: int | None, deadline: float | None, machine: str,
+              below: Below | None, with_residents: bool, planner: str) -> Held:
+    """What the planner finds."""
     given = {} if below is None else {"tier": (below.size, below.out, below.back, below.latency),
                                         "movable": movable(document, with_residents=with_residents)}
     made = asked(_native.hold, text.encode(), budget, deadline=deadline, machine=machine, planner=planner, **given)
     facts = {key: getattr(made, key) for key in ("peak", "seconds", "unplanned_peak", "unplanned_seconds", "bound_seconds",
                                                  "recomputed", "moves", "below")}
-    facts |= {"document": json.loads(made.document), "swapped": json.loads(made.swapped)}
-    cache.keep(name, json.dumps(facts), most=_PLANS)
-    return Held(**facts)
+    return Held(**facts, document=json.loads(made.document), swapped=json.loads(made.swapped))
 
 
 def kept(document: Mapping[str, Any], budget: int | None, deadline: float | None, machine: str | None = None,
-         below: Below | None = None, *, planner: str = "auto", **_: Any) -> Held | None:
+         below: Below | None = None, *, with_residents: bool = False, planner: str = "auto") -> Held | None:
     """What `held` found for this before, if it is on disk."""
-    return _kept(_question(document, budget, deadline, machine or _MACHINE, below, planner)[1])
+    return _kept(_question(document, budget, deadline, machine or _MACHINE, below, planner, with_residents)[2])
 
 
 def _question(document: Mapping[str, Any], budget: int | None, deadline: float | None, machine: str, below: Below | None,
-              planner: str) -> tuple[str, str]:
-    """A graph as text, and the name of the file with its plan."""
+              planner: str, with_residents: bool) -> tuple[str, str, str]:
+    """A graph as text, and the names of two files: what is known of its plans, and the plan that is asked for."""
     text = json.dumps(document, sort_keys=True)
-    question = f"{_native.__version__} {budget} {deadline} {machine} {below} {planner} {text}"
-    return text, f"plans/{hashlib.sha256(question.encode()).hexdigest()}.json"
+    graph = _digest(f"{_native.__version__} {machine} {below} {planner} {with_residents} {text}")
+    return text, f"graphs/{graph}.json", f"plans/{_digest(f'{graph} {budget} {deadline}')}.json"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _known(graph: str) -> list[tuple[int, float, str]]:
+    """The peaks, seconds and files of the plans of a graph; none of them is better than another one in both figures."""
+    try:
+        return [(peak, seconds, name) for peak, seconds, name in json.loads(cache.read(graph) or "[]")]
+    except (ValueError, TypeError):
+        return []
+
+
+def _better(graph: str, budget: int | None, found: Held | None) -> Held | None:
+    """The best plan that is kept of a graph, if it is better than what was found: the fastest within the budget or,
+    without one, the one with the lowest peak."""
+    def rank(peak: int, seconds: float) -> tuple[float, float]:
+        return (peak, seconds) if budget is None else (seconds, peak)
+
+    within = [one for one in _known(graph) if budget is None or one[0] <= budget]
+    for peak, seconds, name in sorted(within, key=lambda one: rank(one[0], one[1])):
+        if found is not None and rank(peak, seconds) >= rank(found.peak, found.seconds):
+            return None
+        if (plan := _kept(name)) is not None:
+            # Its own bound is that of another budget.
+            return replace(plan, bound_seconds=None if found is None else found.bound_seconds)
+    return None
+
+
+def _note(graph: str, found: Held, name: str) -> None:
+    """Adds a plan to what is known of its graph."""
+    known = _known(graph)
+    if not any(peak <= found.peak and seconds <= found.seconds for peak, seconds, _ in known):
+        others = [one for one in known if one[0] < found.peak or one[1] < found.seconds]
+        cache.keep(graph, json.dumps([*others, (found.peak, found.seconds, name)]), most=_PLANS)
 
 
 def _kept(name: str) -> Held | None:
