@@ -19,6 +19,7 @@ use tightfit_cli::exit_code::ExitCode;
 use tightfit_cli::failure::{Context, Result};
 use tightfit_cli::values::{duration, fraction};
 use tightfit_cli::{note, output, say};
+use tightfit_report::{Curve, curves_svg};
 
 use crate::markdown::{known, points, table};
 use crate::planner::subject::Subject;
@@ -64,6 +65,9 @@ pub struct Arguments {
     /// Write the tables here too
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
+    /// Draw the means over the graphs
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
 }
 
 /// The best that is known of a graph.
@@ -90,7 +94,7 @@ struct Search {
 
 /// Plans, compares and prints.
 pub fn curve(arguments: &Arguments) -> Result<ExitCode> {
-    if let Some(path) = &arguments.markdown {
+    for path in [&arguments.markdown, &arguments.svg].into_iter().flatten() {
         output::writable(path)?;
     }
     let mut all = arguments.known.as_deref().map_or(Ok(BTreeMap::new()), read)?;
@@ -118,6 +122,9 @@ pub fn curve(arguments: &Arguments) -> Result<ExitCode> {
         format!("{}\n{}", by_budget(&searches, &all, arguments), by_graph(&searches, &all));
     if let Some(path) = &arguments.markdown {
         output::write_whole(path, markdown.as_bytes())?;
+    }
+    if let Some(path) = &arguments.svg {
+        output::write_whole(path, drawing(&searches, &all, arguments).as_bytes())?;
     }
     say!("{}", markdown.trim_end())?;
     Ok(ExitCode::SUCCESS)
@@ -216,6 +223,29 @@ fn name(fraction: Option<f64>) -> String {
     fraction.map_or("tight".to_string(), |fraction| fraction.to_string())
 }
 
+/// The searches for each budget, and all of them, by name.
+fn groups<'a>(searches: &'a [Search], arguments: &Arguments) -> Vec<(String, Vec<&'a Search>)> {
+    let budgets = arguments.budgets.iter().copied().map(Some).chain([None]);
+    let of_budget = |fraction| searches.iter().filter(|it| it.fraction == fraction).collect();
+    let by_budget = budgets.map(|fraction| (name(fraction), of_budget(fraction)));
+    by_budget.chain([("all".to_string(), searches.iter().collect())]).collect()
+}
+
+/// The means over the graphs as lines.
+fn drawing(searches: &[Search], known: &BTreeMap<String, Known>, arguments: &Arguments) -> String {
+    let marks = marks(arguments);
+    let curve = |(name, of): (String, Vec<&Search>)| {
+        let at = |mark: &f64| {
+            let all: Vec<Option<f64>> = of.iter().map(|it| it.excess(*mark, known)).collect();
+            mean(&all).map(|share| share * 100.0)
+        };
+        Curve { name, figures: marks.iter().map(at).collect() }
+    };
+    let curves: Vec<Curve> = groups(searches, arguments).into_iter().map(curve).collect();
+    let what = "processor time (across), points beyond the best plan known, mean (up)";
+    curves_svg("How fast plans get better", &marks, &curves, what)
+}
+
 fn mean(excesses: &[Option<f64>]) -> Option<f64> {
     let found: Vec<f64> = excesses.iter().copied().flatten().collect();
     (!found.is_empty()).then(|| found.iter().sum::<f64>() / found.len() as f64)
@@ -241,14 +271,8 @@ fn by_budget(
         };
         std::iter::once(name).chain(marks.iter().map(cell)).collect::<Vec<String>>()
     };
-    let budgets = arguments.budgets.iter().copied().map(Some).chain([None]);
-    let mut rows: Vec<Vec<String>> = budgets
-        .map(|fraction| {
-            let of: Vec<&Search> = searches.iter().filter(|it| it.fraction == fraction).collect();
-            row(name(fraction), &of)
-        })
-        .collect();
-    rows.push(row("all".to_string(), &searches.iter().collect::<Vec<_>>()));
+    let groups = groups(searches, arguments);
+    let rows: Vec<Vec<String>> = groups.into_iter().map(|(name, of)| row(name, &of)).collect();
     let area = searches.iter().map(|it| area(it, known, &marks)).sum::<f64>()
         / searches.len().max(1) as f64;
     format!(

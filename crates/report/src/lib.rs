@@ -3,6 +3,7 @@
 
 mod axis;
 mod course;
+mod curves;
 mod frontier;
 mod gantt;
 mod memory;
@@ -17,6 +18,7 @@ mod treemap;
 mod words;
 
 pub use course::{Course, Residency};
+pub use curves::{Curve, curves_svg};
 pub use frontier::{FrontierPoint, frontier_svg};
 pub use gantt::pipeline_svg;
 pub use memory::memory_svg;

@@ -95,7 +95,7 @@ const CRATES: [(&str, &[&str]); 9] = [
     ("report", &["tightfit"]),
     ("replay", &[]),
     ("cli", &["tightfit", "tightfit-engine", "tightfit-report"]),
-    ("bench", &["tightfit", "tightfit-engine", "tightfit-cli"]),
+    ("bench", &["tightfit", "tightfit-engine", "tightfit-cli", "tightfit-report"]),
     (
         "python",
         &["tightfit", "tightfit-engine", "tightfit-report", "tightfit-replay", "tightfit-cli"],
