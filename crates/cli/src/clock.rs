@@ -13,6 +13,10 @@ use crate::interrupt;
 /// How many seconds may pass in one of the patient clock, on a processor that is never free.
 const MOST: u32 = 4;
 
+/// The most of the time between two looks that counts without any processor time: a process that
+/// was stopped for a while loses nothing.
+const LONGEST: Duration = Duration::from_millis(250);
+
 /// Time between two looks at a thread's processor time: a system call each.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
 
@@ -60,7 +64,8 @@ impl Shown {
     /// the wall's clock, nor slower than a fraction of it.
     fn advance(&mut self, before: Seen, wall: Duration, processor: Duration) -> Duration {
         let passed = wall.saturating_sub(before.wall);
-        let own = processor.saturating_sub(before.processor).clamp(passed / MOST, passed);
+        let least = passed.min(LONGEST) / MOST;
+        let own = processor.saturating_sub(before.processor).clamp(least, passed);
         let most = self.time + wall.saturating_sub(self.wall);
         self.time = (before.shown + own).min(most).max(self.time);
         self.wall = self.wall.max(wall);
@@ -145,6 +150,11 @@ mod tests {
     fn what_a_thread_did_while_it_did_not_look_makes_the_clock_jump_for_nobody() {
         let long = [(1, 0, 0), (0, 900, 0), (0, 908, 2), (1, 909, 909)];
         assert_eq!(shown(&long)[2..], [2, 3]);
+    }
+
+    #[test]
+    fn a_stop_of_the_process_hardly_counts() {
+        assert_eq!(shown(&[(0, 0, 0), (0, 8, 8), (0, 6_008, 8), (0, 6_016, 16)]), [0, 8, 70, 78]);
     }
 
     #[test]

@@ -28,6 +28,10 @@ const CUT: f64 = 0.9;
 /// The gap below which more time is not worth a word: as a share of the unplanned step's time.
 const CLOSE: f64 = 5e-4;
 
+/// The shortest deadline that is advised, in seconds; and how long a search must have been for its
+/// fruitless second half to mean something.
+const LEAST_ADVISED: f64 = 1.0;
+
 /// What a search found in its second half if its deadline ended it and its plan is not known to be
 /// nearly the fastest: a figure, and what follows from it.
 pub fn late(planned: &FittedGraph, deadline: Seconds, took: Seconds) -> Option<(String, String)> {
@@ -35,23 +39,24 @@ pub fn late(planned: &FittedGraph, deadline: Seconds, took: Seconds) -> Option<(
     if took.0 < deadline.0 * CUT || figures.gap.is_some_and(|gap| gap < CLOSE) {
         return None;
     }
-    let longer = match deadline.0 * 4.0 {
-        long if long >= 1.0 => format!("--deadline {}s", long.round()),
-        short => format!("--deadline {}ms", (short * 1e3).ceil()),
-    };
-    let more = format!("with more time, as in {longer}, a faster one may be found");
+    let longer = (deadline.0 * 4.0).round().max(LEAST_ADVISED);
+    let more = format!("with more time, as in --deadline {longer}s, a faster one may be found");
     Some(match planned.fitted.second_half()? {
         SecondHalf::First => {
             ("late".to_string(), format!("the first plan was found in its second half; {more}"))
         }
-        SecondHalf::Faster(gain) if gain.0 > 0.0 => {
-            let points = share(gain, planned.unplanned.timeline().seconds) * 100.0;
-            (format!("-{points:.2} points"), format!("found in its second half; {more}"))
-        }
-        SecondHalf::Faster(_) => {
-            let text = "in its second half; more time is unlikely to help";
-            ("no gain".to_string(), text.to_string())
-        }
+        SecondHalf::Faster(gain) => match share(gain, planned.unplanned.timeline().seconds) {
+            share if share >= CLOSE => {
+                let figure = format!("-{:.2} points", share * 100.0);
+                (figure, format!("found in its second half; {more}"))
+            }
+            // Early in a search, long waits are usual.
+            _ if took.0 < LEAST_ADVISED * CUT => return None,
+            _ => {
+                let text = "in its second half; more time is unlikely to help";
+                ("no gain".to_string(), text.to_string())
+            }
+        },
     })
 }
 

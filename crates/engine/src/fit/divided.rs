@@ -6,6 +6,8 @@
 //! plan that is there, or it is proven to need more than one. The most promising one, by its plan
 //! and its bound, is then planned with all of the work, or for the rest of the time.
 
+mod first;
+
 use std::cmp::Ordering;
 
 use tightfit::effort::Effort;
@@ -18,6 +20,7 @@ use tightfit::units::{Bytes, Seconds};
 use tightfit::{FitError, Fitted};
 
 use crate::budget::Budget;
+use crate::fit::divided::first::First;
 use crate::fit::{FitTask, FittedGraph, FittingError, fit_graph, whole_budget};
 use crate::reserve::reserve;
 
@@ -35,21 +38,14 @@ pub fn tried() -> impl Iterator<Item = Parts> {
     OF_LOSS.into_iter().chain(WITH_LAYERS).chain([ONLY_LAYERS])
 }
 
-/// The part of the effort for a first plan.
-const FIRST: f64 = 0.06;
-
-/// The same where little fits: in chunks if the smallest plan is requested, and with layers in
-/// chunks.
-const FIRST_LONG: f64 = 0.25;
-
 /// What seems to need at most this times as much as another one, or as there is, may need no more.
 const NEAR: f64 = 1.25;
 
-/// The most seconds of a first plan, however long the search may take.
-const FIRST_SECONDS: f64 = 5.0;
-
-/// Nothing new is tried once less than this part of the time is left.
+/// Nothing new is tried once less than this part of the time is left,
 const LAST: f64 = 0.2;
+
+/// but that many seconds are used however short the deadline is: most of what it may be late.
+const LEAST: f64 = 0.2;
 
 /// How a step may be divided.
 #[derive(Clone, Copy)]
@@ -112,10 +108,11 @@ pub fn fit_divided(graph: Graph, division: Division<'_>, task: &FitTask<'_>) -> 
         let nearest = first.planned.iter().min_by(seem).map(|known| known.parts.sums);
         with_layers.sort_by_key(|parts| Some(parts.sums) != nearest);
         for parts in with_layers {
-            if first.planned.iter().all(|known| known.planned.is_err()) {
+            if first.has_none() {
                 first.plan(&[parts]);
             }
         }
+        first.plan_late();
     }
     let First { search, planned, least, untried, .. } = first;
     let mut best = search.improved(planned);
@@ -149,22 +146,6 @@ fn fit_layers(
     }
 }
 
-/// The first plans of a step as it is and in chunks.
-struct First<'a> {
-    search: Search<'a>,
-    division: Division<'a>,
-    /// How much longer measured calls take than their rates say.
-    measured: f64,
-    /// What is to be planned.
-    forms: Vec<Form>,
-    planned: Vec<Divided>,
-    /// A budget that every plan of any form needs.
-    least: Bytes,
-    /// What no plan can do without, and the same if there was no time to try all forms.
-    resting: Bytes,
-    untried: Option<Bytes>,
-}
-
 impl Divided {
     /// What is proven of one way to divide the step is not proven of the others: a smaller plan of
     /// those may need as little as that.
@@ -193,111 +174,6 @@ impl Divided {
             _ => None,
         }
     }
-}
-
-impl<'a> First<'a> {
-    /// None yet, of a step as it is, with what it costs.
-    fn of(
-        search: Search<'a>,
-        division: Division<'a>,
-        (graph, profile): (Graph, Profile),
-    ) -> First<'a> {
-        let measured = profile.total(&graph.compute_nodes()).0 / search.rates(&graph).0;
-        let least = search.least(&graph);
-        let resting = graph.static_bytes();
-        let forms = vec![Form { parts: Parts::WHOLE, graph, profile: Some(profile), least }];
-        First {
-            search,
-            division,
-            measured,
-            forms,
-            planned: Vec::new(),
-            least,
-            resting,
-            untried: None,
-        }
-    }
-
-    /// Plans what is yet to be planned, and the step in these parts, each for a part of the effort,
-    /// unless it cannot be better than what is there. Whether it can be divided so.
-    fn plan(&mut self, all: &[Parts]) -> bool {
-        let mut is_made = false;
-        for &parts in all {
-            // Whether nothing fits depends on all forms.
-            if self.search.is_smallest() && !self.planned.is_empty() && !self.has_time() {
-                self.untried = Some(self.resting);
-                continue;
-            }
-            let Some(graph) = (self.division.graph)(parts) else { continue };
-            // There may not be that many blocks of rows.
-            let planned = self.planned.iter().map(|known| &known.graph);
-            let mut known = planned.chain(self.forms.iter().map(|form| &form.graph));
-            if known.all(|known| known.hash() != graph.hash()) {
-                let least = self.search.least(&graph);
-                self.forms.push(Form { parts, graph, profile: None, least });
-                is_made = true;
-            }
-        }
-        if self.search.is_smallest() {
-            // Where least is needed, least will be reached; often that is less than others need.
-            self.forms.sort_by_key(|form| (form.parts != Parts::WHOLE, form.least));
-        }
-        for form in std::mem::take(&mut self.forms) {
-            self.least = self.least.min(form.least);
-            self.plan_form(form);
-        }
-        is_made
-    }
-
-    /// Whether there is time for something new.
-    fn has_time(&self) -> bool {
-        self.search.left().0 >= LAST * self.search.task.effort.deadline.0
-    }
-
-    fn plan_form(&mut self, Form { parts, graph, profile, .. }: Form) {
-        let task = self.search.task;
-        let search = &mut self.search;
-        let is_long = search.is_smallest() && parts != Parts::WHOLE || parts.layers > 1;
-        let share = if is_long { FIRST_LONG } else { FIRST };
-        let best = self.planned.iter_mut().min_by(|one, other| search.compare(one, other));
-        if let Some(best) = best {
-            // Rates say what measuring would be wasted on.
-            let at_least = Seconds(search.rates(&graph).0 * self.measured);
-            if !search.can_be_better(at_least, best) || search.needs_more(&graph, best) {
-                return;
-            }
-            if search.left().0 < LAST * task.effort.deadline.0 {
-                best.admit_any(search.least(&graph));
-                return;
-            }
-        }
-        let before = (task.effort.clock)().0;
-        let profile = profile.unwrap_or_else(|| (self.division.profile)(parts, &graph));
-        search.start.0 += (task.effort.clock)().0 - before;
-        let calls = profile.total(&graph.compute_nodes());
-        if self.planned.iter().all(|known| search.can_be_better(calls, known)) {
-            let effort = first_effort(task.effort, share);
-            self.planned.push(search.plan(parts, (graph, profile), effort));
-        }
-    }
-}
-
-/// The effort for a first plan.
-fn first_effort(effort: Effort<'_>, share: f64) -> Effort<'_> {
-    let part = effort.part(share);
-    let is_timed = part.deadline.0.is_finite();
-    let deadline = if is_timed { part.deadline.0.min(FIRST_SECONDS) } else { part.deadline.0 };
-    Effort { deadline: Seconds(deadline), ..part }
-}
-
-/// A step in some parts, before it is planned.
-struct Form {
-    parts: Parts,
-    graph: Graph,
-    /// What it costs, if that is known.
-    profile: Option<Profile>,
-    /// A budget that every plan of it needs.
-    least: Bytes,
 }
 
 /// What all plans of a step have in common.
@@ -389,11 +265,18 @@ impl<'a> Search<'a> {
         self.task.budget == Budget::Smallest
     }
 
+    fn elapsed(&self) -> f64 {
+        (self.task.effort.clock)().0 - self.start.0
+    }
+
     /// The time that is left.
     fn left(&self) -> Seconds {
-        let effort = &self.task.effort;
-        let elapsed = (effort.clock)().0 - self.start.0;
-        Seconds((effort.deadline.0 - elapsed).max(0.0))
+        Seconds((self.task.effort.deadline.0 - self.elapsed()).max(0.0))
+    }
+
+    /// Whether it is too late for something new.
+    fn is_late(&self) -> bool {
+        self.elapsed() > (self.task.effort.deadline.0 * (1.0 - LAST)).max(LEAST)
     }
 
     /// The best of all, after the most promising one was planned with as much work as if its parts

@@ -178,7 +178,8 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
             has_pressed = self.press(heard, &earnest);
         }
         // A plan of another planner may be far from what fits next to the smallest one.
-        if self.best.is_none() || has_pressed || ended != Ended::InOrder {
+        let is_far = !fits && has_pressed;
+        if self.best.is_none() || is_far || ended != Ended::InOrder {
             return self.restart(meter).err();
         }
         if !fits {
