@@ -28,6 +28,9 @@ const CUT: f64 = 0.9;
 /// The gap below which more time is not worth a word: as a share of the unplanned step's time.
 const CLOSE: f64 = 5e-4;
 
+/// The gap from which on a search without gain may be stuck far from the fastest plan.
+const NEAR: f64 = 0.01;
+
 /// The shortest deadline that is advised, in seconds; and how long a search must have been for its
 /// fruitless second half to mean something.
 const LEAST_ADVISED: f64 = 1.0;
@@ -53,8 +56,9 @@ pub fn late(planned: &FittedGraph, deadline: Seconds, took: Seconds) -> Option<(
             // Early in a search, long waits are usual.
             _ if took.0 < LEAST_ADVISED * CUT => return None,
             _ => {
-                let text = "in its second half; more time is unlikely to help";
-                ("no gain".to_string(), text.to_string())
+                let is_near = figures.gap.is_some_and(|gap| gap < NEAR);
+                let hope = if is_near { "is unlikely to" } else { "may still" };
+                ("no gain".to_string(), format!("in its second half; more time {hope} help"))
             }
         },
     })

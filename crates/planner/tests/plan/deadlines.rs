@@ -13,6 +13,7 @@ use tightfit::machine::Machine;
 use tightfit::plan::{self, Instance, PlanError, Planner};
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
+use tightfit::{Request, SecondHalf, fit};
 
 use crate::fixtures::corpus;
 
@@ -249,4 +250,33 @@ fn a_solver_that_does_not_end_is_left_alone() {
         assert!(matches!(answer, Err(PlanError::Unsolved { .. })), "{answer:?}");
         assert!(looks.load(Ordering::Relaxed) < 20);
     }
+}
+
+/// What the second half of a search found is what its own record of plans says.
+#[test]
+fn the_second_half_of_a_search_is_that_of_its_record() {
+    let subject = Subject::read("graphs/resnet50_b32.json.gz");
+    let budget = subject.budget(40);
+    for ticks in [40.0, 400.0, 4_000.0] {
+        let looks = AtomicU64::new(0);
+        let clock = || Seconds(looks.fetch_add(1, Ordering::Relaxed) as f64);
+        let effort = Effort { clock: &clock, deadline: Seconds(ticks), ..late(0, &clock) };
+        let request = Request { effort, ..Request::within(budget) };
+        let fitted = fit(&subject.graph, &subject.profile, &request).unwrap();
+        let record = fitted.improvements();
+        assert!(record.is_sorted_by(|one, next| one.at <= next.at && one.seconds > next.seconds));
+        let last = record.last().unwrap();
+        // The record counts whole picoseconds.
+        let seconds = fitted.timeline().seconds.0;
+        assert!((last.seconds.0 - seconds).abs() < 1e-6 * seconds);
+        match fitted.second_half().unwrap() {
+            SecondHalf::First => assert!(record[0].at.0 > 0.0),
+            SecondHalf::Faster(gain) => {
+                assert!(record.iter().any(|it| it.seconds.0 - last.seconds.0 == gain.0));
+            }
+        }
+    }
+    let request = Request { effort: Effort::work(1, 10_000), ..Request::within(budget) };
+    let untimed = fit(&subject.graph, &subject.profile, &request).unwrap();
+    assert!(!untimed.improvements().is_empty() && untimed.second_half().is_none());
 }
