@@ -349,6 +349,14 @@ tuned! {
         /// Share of the remaining time of a rung for each budget below the smallest slab of a small
         /// step.
         LEAST: f64 = 0.2;
+        /// Share of the time then remaining for faster plans before less is asked for.
+        FASTER: f64 = 0.25;
+        /// Share of the remaining time of a rung for each target below the slab of another step.
+        ASKED: f64 = 0.2;
+        /// The first of these targets is lower by one part in this many of the slab.
+        STEP: u64 = 50;
+        /// None is tried that is lower by less than one part in this many.
+        LAST_STEP: u64 = 512;
         /// A slab that exceeds a budget by at most one part in this many of itself gets twice the
         /// time.
         NEAR: u64 = 50;
@@ -478,7 +486,7 @@ tuned! {
         STAYING: f64 = 0.5;
         /// Share of the then remaining time for faster schedules within the smallest slab if that
         /// exceeds the budget.
-        FASTER: f64 = 0.5;
+        FASTER: f64 = 0.25;
         /// Share of the then remaining time for the slab of each candidate for the smallest.
         SMALLEST: f64 = 0.25;
     }

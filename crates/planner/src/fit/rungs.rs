@@ -5,7 +5,8 @@
 //! the first bisections of a rung are limited by its time instead of its work.
 //!
 //! A rung looks for the plan with the smallest slab, and then for faster plans within that slab.
-//! These often need less than the slab, since their budget is reduced if addresses do not pack. If
+//! These often need less than the slab, since their budget is reduced if addresses do not pack.
+//! Under a deadline, the rounds are asked for ever less before that. If
 //! the work left does not suffice for a last rung, it does only the first part, whose result does
 //! not get worse with more work.
 
@@ -16,7 +17,7 @@ use crate::fit::slab::{Laid, Slab};
 use crate::fit::smallest::SmallestSlab;
 use crate::plan::{Plan, Realize, Rounds, Search};
 use crate::schedule::ALIGNMENT;
-use crate::tuning::min_slab::{LEAST, NEAR, SMALLEST};
+use crate::tuning::min_slab::{ASKED, FASTER, LAST_STEP, LEAST, NEAR, SMALLEST, STEP};
 use crate::tuning::rounds::{FIRST_ROUND, GROWTH};
 use crate::units::Bytes;
 
@@ -49,9 +50,21 @@ impl Slab<'_> {
             {
                 break smallest;
             }
-            let effort = meter_at(&smallest).round(work, 1.0);
-            let lower = self.of_small_step(&mut fresh, smallest, &effort);
-            let effort = meter_at(&lower).round(work, 1.0);
+            let left = |best: &Laid, share| meter_at(best).round(work, share);
+            let (lower, is_first) = match fresh.is_small() {
+                true => {
+                    let effort = left(&smallest, 1.0);
+                    (self.of_small_step(&mut fresh, smallest, &effort), is_first)
+                }
+                false if meter.has_deadline() => {
+                    let effort = left(&smallest, FASTER.get());
+                    let faster = self.faster(&mut fresh, smallest, &effort, is_first);
+                    let effort = left(&faster, 1.0);
+                    (self.of_less(&mut fresh, faster, &effort), false)
+                }
+                false => (smallest, is_first),
+            };
+            let effort = left(&lower, 1.0);
             let faster = self.faster(&mut fresh, lower, &effort, is_first);
             if is_proven(&fresh, &faster) || meter_at(&faster).is_over() || work == all {
                 break faster;
@@ -69,17 +82,48 @@ impl Slab<'_> {
         let (meter, mut best) = (Meter::new(effort), known);
         let mut refused = search.least_budget();
         let mut target = refused;
-        while search.is_small() && target < best.0.slab && !meter.is_over() {
-            let (slab, plan) = (best.0.slab, best.1.clone());
-            let mut known = Known { slab: *self, plan, smallest: best };
-            Rounds::new(search, target, &mut known).run(&meter.round(effort.work, LEAST.get()));
-            best = known.smallest;
+        while target < best.0.slab && !meter.is_over() {
+            let slab = best.0.slab;
+            best = self.asked_for(target, search, best, &meter.round(effort.work, LEAST.get()));
             if best.0.slab == slab {
                 refused = target + Bytes(ALIGNMENT);
             }
             target = refused + Bytes(best.0.slab.saturating_sub(refused).0 / 2);
         }
         best
+    }
+
+    /// A smaller slab of any step, by asking the rounds for ever less: what they find within a
+    /// budget often packs better than the plans with the smallest peaks. Steps down grow with
+    /// success and shrink without.
+    fn of_less(&self, search: &mut Search<'_>, known: Laid, effort: &Effort<'_>) -> Laid {
+        let (meter, mut best) = (Meter::new(effort), known);
+        let mut step = best.0.slab.0 / STEP.get();
+        while step >= (best.0.slab.0 / LAST_STEP.get()).max(1) && !meter.is_over() {
+            let slab = best.0.slab;
+            let target = slab.saturating_sub(Bytes(step));
+            if target < search.least_budget() {
+                step /= 2;
+                continue;
+            }
+            let part = Effort { floor_beside: 0, ..meter.round(effort.work, ASKED.get()) };
+            best = self.asked_for(target, search, best, &part);
+            step = if best.0.slab < slab { step * 2 } else { step / 4 };
+        }
+        best
+    }
+
+    /// The smallest slab of plans that pack within a target, or what is known.
+    fn asked_for(
+        &self,
+        target: Bytes,
+        search: &mut Search<'_>,
+        smallest: Laid,
+        effort: &Effort<'_>,
+    ) -> Laid {
+        let mut known = Known { slab: *self, plan: smallest.1.clone(), smallest };
+        Rounds::new(search, target, &mut known).run(effort);
+        known.smallest
     }
 
     /// Among ever faster plans that pack within a known slab, the one with the smallest slab. In
