@@ -353,6 +353,8 @@ tuned! {
         FASTER: f64 = 0.25;
         /// Share of the remaining time of a rung for each target below the slab of another step.
         ASKED: f64 = 0.2;
+        /// The same for a slab that would be enough.
+        ENOUGH: f64 = 0.8;
         /// The first of these targets is lower by one part in this many of the slab.
         STEP: u64 = 50;
         /// None is tried that is lower by less than one part in this many.

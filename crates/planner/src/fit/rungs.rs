@@ -17,7 +17,7 @@ use crate::fit::slab::{Laid, Slab};
 use crate::fit::smallest::SmallestSlab;
 use crate::plan::{Plan, Realize, Rounds, Search};
 use crate::schedule::ALIGNMENT;
-use crate::tuning::min_slab::{ASKED, FASTER, LAST_STEP, LEAST, NEAR, SMALLEST, STEP};
+use crate::tuning::min_slab::{ASKED, ENOUGH, FASTER, LAST_STEP, LEAST, NEAR, SMALLEST, STEP};
 use crate::tuning::rounds::{FIRST_ROUND, GROWTH};
 use crate::units::Bytes;
 
@@ -60,7 +60,7 @@ impl Slab<'_> {
                     let effort = left(&smallest, FASTER.get());
                     let faster = self.faster(&mut fresh, smallest, &effort, is_first);
                     let effort = left(&faster, 1.0);
-                    (self.of_less(&mut fresh, faster, &effort), false)
+                    (self.of_less(&mut fresh, faster, enough, &effort), false)
                 }
                 false => (smallest, is_first),
             };
@@ -95,9 +95,23 @@ impl Slab<'_> {
 
     /// A smaller slab of any step, by asking the rounds for ever less: what they find within a
     /// budget often packs better than the plans with the smallest peaks. Steps down grow with
-    /// success and shrink without.
-    fn of_less(&self, search: &mut Search<'_>, known: Laid, effort: &Effort<'_>) -> Laid {
+    /// success and shrink without. A slab that would be enough is asked for first, and for longer
+    /// than it took to find when none was.
+    fn of_less(
+        &self,
+        search: &mut Search<'_>,
+        known: Laid,
+        enough: Bytes,
+        effort: &Effort<'_>,
+    ) -> Laid {
         let (meter, mut best) = (Meter::new(effort), known);
+        if enough > Bytes::ZERO && enough < best.0.slab {
+            let part = Effort { floor_beside: 0, ..meter.round(effort.work, ENOUGH.get()) };
+            best = self.asked_for(enough, search, best, &part);
+            if best.0.slab <= enough {
+                return best;
+            }
+        }
         let mut step = best.0.slab.0 / STEP.get();
         while step >= (best.0.slab.0 / LAST_STEP.get()).max(1) && !meter.is_over() {
             let slab = best.0.slab;
