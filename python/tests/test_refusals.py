@@ -207,7 +207,7 @@ NO_FLAG = [None, "yes", 1, torch.ones(2)]
     (lambda given: tightfit.arguments(given, Net(), torch.ones(2)), [None, "x", Net()]),
     (lambda given: tightfit.capture_step(Net(), torch.ones(8, 16), measure=given), NO_FLAG),
     (lambda given: tightfit.plan(Net(), torch.ones(8, 16), machine=given), [5, object(), torch.ones(2)]),
-    (lambda given: tightfit.plan(Net(), torch.ones(8, 16), deadline=given), [None, "x", True, -1, float("nan"), torch.ones(2)]),
+    (lambda given: tightfit.plan(Net(), torch.ones(8, 16), deadline=given), ["x", True, -1, float("nan"), torch.ones(2)]),
     (lambda given: tightfit.step(Net(), None, torch.optim.SGD(Net().parameters()), budget="min", outputs=given), NO_FLAG),
     (lambda given: tightfit.export(Net(), None, (torch.ones(8, 16), None), out=given, name="net", execute=False), NO_PATH),
     (lambda given: tightfit.export(Net(), None, (torch.ones(8, 16), None), out="net.json", name=given, execute=False), NO_PATH),
