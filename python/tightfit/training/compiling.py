@@ -84,7 +84,7 @@ def compile(
     A model that returns a loss has its other outputs detached, which saves the memory of their gradients; with
     `differentiable_outputs=True` they are not. `deadline` is how long the search for a plan may take, for each way to
     divide the loss that is tried: seconds, or text such as `"500ms"`; without it a second of processor time, at most four
-    seconds. Steps run by a plan that was found in a quarter of a second while it goes on, unless addresses are planned or
+    seconds, and what a first plan takes beyond that. Steps run by a plan that was found in a quarter of a second while it goes on, unless addresses are planned or
     Inductor runs the plan. Where nothing is found and nothing proves that nothing fits, it is repeated with up to two
     seconds before the budget is refused.
 

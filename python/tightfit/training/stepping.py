@@ -85,7 +85,7 @@ def step(
     the model's device holds at any time of the step: parameters, buffers, batch, the optimizer's state, gradients while
     they exist, what is saved and what is recomputed, and what operators and updates take while they run. `deadline` is
     how long the search for a plan may take, for each way to divide the loss: seconds, or text such as `"500ms"`;
-    without it a second of processor time, at most four seconds.
+    without it a second of processor time, at most four seconds, and what a first plan takes beyond that.
 
     With `offload`, a size such as `"64GiB"`, parameters, the optimizer's state and what the step computes may be moved
     away while they are not needed, to at most this many bytes of another memory: pinned host memory if the model is on

@@ -6,7 +6,8 @@
 //!
 //! A rung looks for the plan with the smallest slab, and then for faster plans within that slab.
 //! These often need less than the slab, since their budget is reduced if addresses do not pack.
-//! Under a deadline, the rounds are asked for ever less before that. If
+//! Under a deadline, the rounds are asked for ever less before that, and first of all for a slab
+//! that would be enough: there, a rung depends on the request. If
 //! the work left does not suffice for a last rung, it does only the first part, whose result does
 //! not get worse with more work.
 
