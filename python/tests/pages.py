@@ -70,7 +70,7 @@ def run_blocks(chosen: list[tuple[str, str]], page: str, folder: Path, names: di
 
 def _shape(text: str) -> str:
     """A text without its numbers, quoted names and line breaks."""
-    return " ".join(re.sub(r"\d[\d.,]*\d|\d", "0", re.sub(r"'\w+'", "'…'", text)).split())
+    return " ".join(re.sub(r"\d[\d.,]*\d|\d", "0", re.sub(r"'[\w.]+'", "'…'", text)).split())
 
 
 def _command(line: str) -> str:

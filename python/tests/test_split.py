@@ -266,7 +266,7 @@ def test_a_step_in_chunks_trains_as_the_plain_loop_does(loss, dtype):
         assert all(map(torch.equal, made, found[0]))
     plans = [step.plans[-1] for step in models[1:]]
     assert plans[0].split == "2" and plans[0].recomputed == 0 and "chunks of rows" in str(plans[0])
-    assert plans[1].split == "16" and plans[1].peak < plans[0].peak < plans[1].unplanned_peak * 2
+    assert plans[1].split == "16" and plans[1].peak < plans[0].peak
 
 
 def test_totals_hold_less_and_train_nearly_the_same():
