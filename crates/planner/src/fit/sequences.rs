@@ -47,6 +47,8 @@ pub struct Bracket {
     tries_highest: bool,
     /// Whether to try program order.
     tries_program: bool,
+    /// Whether to try the step as it stands, if that is above the highest level.
+    tries_whole: bool,
 }
 
 impl Bracket {
@@ -59,6 +61,7 @@ impl Bracket {
             levels: LEVELS.get(),
             tries_highest: true,
             tries_program: true,
+            tries_whole: true,
         }
     }
 
@@ -146,6 +149,12 @@ impl Sequences<'_> {
             bracket.tries_program = moved.is_none();
             found.extend(moved);
         }
+        if bracket.tries_whole && whole > bracket.highest {
+            // What moves alone give: where transfers take longer than the step, runs save little.
+            let moved = self.moved(self.instance.order.to_vec(), budget, meter);
+            bracket.tries_whole = moved.is_none();
+            found.extend(moved);
+        }
         let (mut level, mut is_highest) = (0, bracket.tries_highest);
         while level < bracket.levels {
             let middle = if is_highest { bracket.highest } else { bracket.middle() };
@@ -203,6 +212,13 @@ impl Sequences<'_> {
         meter.spend(work);
         let moved = offloading.within(budget, effort.seed, &mut Meter::new(&effort))?;
         Some(Plan { planner: Planner::Auto, ..moved })
+    }
+
+    /// The same runs with moves of which none crosses the border between two steps: what does has
+    /// one address at both ends of a step, which makes packing harder.
+    pub fn within_a_step(&self, plan: &Plan, budget: Bytes, meter: &mut Meter<'_>) -> Option<Plan> {
+        let closed = Sequences { crossing: Crossing::Never, ..*self };
+        (self.crossing == Crossing::Allowed).then(|| closed.moved(plan.runs(), budget, meter))?
     }
 
     /// The same sequences within another budget.

@@ -121,6 +121,12 @@ impl Turns {
             let effort = meter.round(meter.effort().work, ADDRESSES.get());
             let realized = found.first().map(|it| best.offer(it, self.budget, realize, &effort));
             let missing = realized.unwrap_or(Bytes::ZERO);
+            if missing > Bytes::ZERO
+                && let Some(plan) = found.first()
+                && let Some(plan) = moving.within_a_step(plan, aim, meter)
+            {
+                best.offer(&plan, self.budget, realize, &effort);
+            }
             if found.is_empty() && aim == self.budget || best.is_least() || meter.is_over() {
                 break;
             }
