@@ -161,8 +161,10 @@ tuned! {
         SLACK: [f64; 8] = [0.0, 0.003, 0.008, 0.02, 0.045, 0.08, 0.13, 0.2];
         /// Slack is at most what was missing, plus one part in this many of that.
         MORE_THAN_MISSING: u64 = 10;
-        /// Share of the whole time after which rounds stop if no plan fits yet.
+        /// Share of the whole effort after which rounds stop if no plan fits yet.
         STOP: f64 = 0.1;
+        /// Seconds per operator after which they do, if that is earlier.
+        STOP_LATEST: f64 = 1e-4;
         /// Share of the time left until then for a round while no plan fits, and again for its
         /// addresses.
         UNTAKEN: f64 = 0.5;
@@ -170,9 +172,10 @@ tuned! {
         TAKEN: f64 = 0.1;
         /// They may take this many times as long as the round.
         LONGER: f64 = 3.0;
-        /// Share of the whole time after which plans of other planners are no longer tried if no
-        /// plan fits yet.
-        STOP_OFFERS: f64 = 0.15;
+        /// Plans of other planners are tried until this many times as late if none fits yet.
+        STOP_OFFERS: f64 = 2.0;
+        /// Share of the time left for them once the smallest plan fits.
+        HEARD: f64 = 0.25;
         /// Share of the whole time, at its end, for thorough packing of known plans.
         LAST: f64 = 0.08;
         /// Work per operator for packing each of the fastest of them before a deadline counts.
@@ -276,6 +279,8 @@ tuned! {
     repair {
         /// Levels of inputs through which recomputations are followed.
         DEPTH: u32 = 8;
+        /// Inputs that are followed in all for one recomputation.
+        LOOKS: u32 = 1 << 12;
         /// Weight of a point within the budget; an overloaded one has 1: holding there costs
         /// little, but not nothing.
         WITHIN: f64 = 0.02;

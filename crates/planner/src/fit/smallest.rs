@@ -12,6 +12,7 @@ use std::sync::mpsc::{self, Receiver};
 use crate::aside::Aside;
 use crate::effort::{Effort, Meter};
 use crate::fit::slab::{Laid, Slab};
+use crate::goal::Goal;
 use crate::plan::{self, Plan, Planner, Search};
 use crate::schedule::Schedule;
 use crate::tuning::min_peak::NAMED;
@@ -165,8 +166,12 @@ impl SmallestSlab<'_, '_> {
         })
     }
 
+    /// Under a deadline, what is small enough is aimed at: to fail at less takes long.
     fn lay_out(&self, plan: &Plan, effort: Effort<'_>) -> Schedule {
-        self.slab.smallest_of(plan, self.enough, effort)
+        match self.meter.has_deadline() && plan.peak <= self.enough {
+            true => self.slab.lay_out(plan, Goal::Within(self.enough), effort),
+            false => self.slab.smallest_of(plan, self.enough, effort),
+        }
     }
 
     fn rest(&self, share: f64) -> Effort<'_> {

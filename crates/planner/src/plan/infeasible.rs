@@ -108,7 +108,9 @@ impl Infeasible {
             module: graph.module_of(node).to_string(),
         });
         let live = live_tensors(graph, profile, &plan.sequence, curve.at);
-        let (needed, peak) = (needed(graph, profile, plan.planner), curve.peak);
+        // Of any planner's schedules, with moves if the machine has a tier.
+        let needed = needed_by_any(graph, profile, profile.hierarchy.main_route().is_some());
+        let peak = curve.peak;
         let reached = peak;
         Infeasible { budget, needed, reached, plan, peak, binding, live, prediction: None }
     }

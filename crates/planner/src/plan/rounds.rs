@@ -31,8 +31,9 @@ use crate::plan::realize::{Realize, Unplaced};
 use crate::plan::search::{PEERS, Search, peer};
 use crate::plan::{Infeasible, Plan};
 use crate::tuning::rounds::{
-    FIRST_MORE, FIRST_ROUND, FIRST_SHARE, FIRST_TRIES, FRUITLESS, GROWTH, LAST, LEAST_GAIN, LONGER,
-    MORE_THAN_MISSING, MOST_FIRST, SLACK, START_OVER, STOP, STOP_OFFERS, TAKEN, UNTAKEN,
+    FIRST_MORE, FIRST_ROUND, FIRST_SHARE, FIRST_TRIES, FRUITLESS, GROWTH, HEARD, LAST, LEAST_GAIN,
+    LONGER, MORE_THAN_MISSING, MOST_FIRST, SLACK, START_OVER, STOP, STOP_LATEST, STOP_OFFERS,
+    TAKEN, UNTAKEN,
 };
 use crate::units::{Bytes, Seconds};
 
@@ -144,7 +145,7 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
                 // The smallest plan is searched for before the last of them are there.
                 false => self.hear(peers.try_iter(), &mut heard),
             }
-            let refused = self.after_rounds(ended, &heard, effort, &meter);
+            let refused = self.after_rounds(ended, heard, effort, &meter);
             let mut late = Vec::new();
             self.hear(peers.iter(), &mut late);
             self.after_peers(&late, &meter);
@@ -163,24 +164,24 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
     fn after_rounds(
         &mut self,
         ended: Ended,
-        heard: &[Plan],
+        heard: Vec<Plan>,
         effort: &Effort<'_>,
         meter: &Meter<'_>,
     ) -> Option<R::Refusal> {
         let fits = self.best.is_some();
-        let until = if fits { 1.0 } else { STOP_OFFERS.get() };
+        let until = if fits { 1.0 } else { self.stop(meter) * STOP_OFFERS.get() };
         let offers = meter.rest_until(until);
         self.offer_known(&Effort { work: 0, ..offers });
         let mut has_pressed = false;
         if !self.refused.is_empty() {
             let earnest = Effort { work: effort.work, ..offers };
-            self.offer_all(heard, &earnest);
-            has_pressed = self.press(heard, &earnest);
+            self.offer_all(&heard, &earnest);
+            has_pressed = self.press(&heard, &earnest);
         }
         // A plan of another planner may be far from what fits next to the smallest one.
         let is_far = !fits && has_pressed;
         if self.best.is_none() || is_far || ended != Ended::InOrder {
-            return self.restart(meter).err();
+            return self.restart(heard, meter).err();
         }
         if !fits {
             self.go_on(meter);
@@ -267,7 +268,8 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
     }
 
     /// Starts again from the smallest plan, apart from what was found; the better of both stays.
-    fn restart(&mut self, meter: &Meter<'_>) -> Result<(), R::Refusal> {
+    /// Under a deadline, the other planners, or addresses for their plans, may have had no time.
+    fn restart(&mut self, heard: Vec<Plan>, meter: &Meter<'_>) -> Result<(), R::Refusal> {
         let (plan, made) = self.realize.smallest(self.search, self.budget, meter)?;
         let extra = self.search.extra(&plan);
         let found = self.best.replace((extra, made));
@@ -275,6 +277,12 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
         let refused = std::mem::take(&mut self.refused);
         self.search.offer(plan);
         self.first.get_or_insert(meter.elapsed());
+        if meter.has_deadline() && found.is_none() {
+            let effort = meter.round(meter.effort().work, HEARD.get());
+            let heard = self.heard_by_now(heard, &effort);
+            self.offer_all(&heard, &effort);
+            self.press(&heard, &effort);
+        }
         self.go_on(meter);
         self.refused = refused;
         if let Some(found) = found
@@ -297,6 +305,19 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
     /// Work of the first round.
     fn first_round(&self) -> u64 {
         FIRST_ROUND.get() * self.search.operators() as u64
+    }
+
+    /// The plans heard of other planners, and those of the planners that have not been heard.
+    fn heard_by_now(&mut self, mut heard: Vec<Plan>, effort: &Effort<'_>) -> Vec<Plan> {
+        let mut meter = Meter::new(effort).uncounted();
+        for planner in PEERS {
+            if meter.is_late() || heard.iter().any(|plan| plan.planner == planner) {
+                continue;
+            }
+            let plan = peer(self.search.instance(), self.budget, planner, &mut meter);
+            self.hear([plan].into_iter(), &mut heard);
+        }
+        heard
     }
 
     /// Makes plans of other planners known.
@@ -399,7 +420,7 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
             if fruitless == FRUITLESS.get() && known.is_some_and(|extra| self.wants(extra)) {
                 return Ended::Fruitless;
             }
-            if meter.would_exceed(work) || best.is_none() && meter.share() > STOP.get() {
+            if meter.would_exceed(work) || best.is_none() && meter.share() > self.stop(meter) {
                 return match had_nothing && !meter.has_deadline() {
                     true => Ended::Late,
                     false => Ended::InOrder,
@@ -431,12 +452,21 @@ impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
         Effort { deadline: Seconds(effort.deadline.0.min(most)), ..effort }
     }
 
+    /// The share of the whole effort after which rounds stop if no plan fits.
+    fn stop(&self, meter: &Meter<'_>) -> f64 {
+        let latest = STOP_LATEST.get() * self.search.operators() as f64;
+        match meter.has_deadline() {
+            true => STOP.get().min(latest / meter.effort().deadline.0.max(latest)),
+            false => STOP.get(),
+        }
+    }
+
     /// This much work for a round, or for its addresses: in all the remaining time or, while
     /// nothing fits, in a fraction of the time until the rounds stop.
     fn part<'e>(&self, meter: &Meter<'e>, work: u64) -> Effort<'e> {
         match self.best {
             Some(_) => meter.round(work, 1.0),
-            None => meter.until(STOP.get()).round(work, UNTAKEN.get()),
+            None => meter.until(self.stop(meter)).round(work, UNTAKEN.get()),
         }
     }
 }

@@ -8,14 +8,15 @@ use crate::plan::rounds::Rounds;
 use crate::plan::search::peer;
 use crate::plan::{Plan, Planner};
 use crate::tuning::rounds::{
-    ADDRESSES, FASTEST, LEAST_LAST, LEAST_LESS, MOST_ADDRESSES, MOST_LAST, NODES_OF_LAST,
+    ADDRESSES, FASTEST, LEAST_LAST, LEAST_LESS, MOST_ADDRESSES, MOST_LAST, NODES_OF_LAST, UNTAKEN,
 };
 use crate::units::Bytes;
 
 impl<R: Realize> Rounds<'_, '_, R> {
     /// Tries all plans that are known to be within the budget and faster than what fits, the
     /// fastest first, until one fits. A plan of another planner may pack even if one that holds
-    /// less does not.
+    /// less does not. If nothing fits, the one that holds the least comes before all others, since
+    /// slack makes packing easy, and each has half of what time is left.
     pub(super) fn offer_all(&mut self, peers: &[Plan], effort: &Effort<'_>) {
         let peers = peers.iter().map(|plan| Plan { planner: Planner::Auto, ..plan.clone() });
         let all = peers.chain(self.search.known().cloned());
@@ -24,14 +25,19 @@ impl<R: Realize> Rounds<'_, '_, R> {
             within.map(|plan| (self.search.extra(&plan), plan)).collect();
         known.sort_by_key(|&(extra, _)| extra);
         known.dedup();
+        let none_fits = self.best.is_none();
+        if none_fits && let Some(lowest) = (0..known.len()).min_by_key(|&at| known[at].1.peak) {
+            known[..=lowest].rotate_right(1);
+        }
+        let share = if none_fits { UNTAKEN.get() } else { 1.0 };
         let meter = Meter::new(effort);
         for (number, (extra, plan)) in known.into_iter().take(MOST_LAST.get()).enumerate() {
             let floor = if number < FASTEST.get() { self.floor_of_addresses() } else { 0 };
-            let effort = &Effort { floor, ..meter.round(effort.work, 1.0) };
-            if self.is_too_late(number, &meter)
-                || !self.wants(extra)
-                || self.offer(&plan, effort).is_ok()
-            {
+            let effort = &Effort { floor, ..meter.round(effort.work, share) };
+            if self.is_too_late(number, &meter) || !self.wants(extra) && !none_fits {
+                return;
+            }
+            if self.wants(extra) && self.offer(&plan, effort).is_ok() && !none_fits {
                 return;
             }
         }
@@ -45,12 +51,14 @@ impl<R: Realize> Rounds<'_, '_, R> {
         let (instance, budget) = (self.search.instance(), self.budget);
         let mut meter = Meter::new(effort);
         let most = if meter.has_deadline() { u64::MAX } else { effort.floor_beside };
-        for &Plan { planner, peak: mut reached, .. } in heard {
+        for (number, &Plan { planner, peak: mut reached, .. }) in (1..).zip(heard) {
             let mut target = budget;
+            let until = f64::from(number) / heard.len() as f64;
             // Below what it reaches, a planner gives the same plan again.
             while reached <= target
                 && reached > Bytes::ZERO
                 && meter.spent() < most
+                && meter.share() < until
                 && !meter.is_late()
             {
                 target = reached - Bytes(1);

@@ -7,6 +7,7 @@
 //! reads is held for longer at the current price of a byte, or made again too, whichever is
 //! cheaper.
 
+use std::cell::Cell;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -18,7 +19,7 @@ use crate::plan::quantity::ByteCount;
 use crate::plan::search::state::problem::{OpId, TensorId};
 use crate::plan::search::state::{Event, State};
 use crate::tuning::repair::{
-    AT_ONCE, DEPTH, FAILURES, FORCED, JUST_BEFORE, PRICE_RISE, PRICE_RISE_IN_VAIN, TRIES,
+    AT_ONCE, DEPTH, FAILURES, FORCED, JUST_BEFORE, LOOKS, PRICE_RISE, PRICE_RISE_IN_VAIN, TRIES,
     TRIES_PER_OPERATOR, WITHIN,
 };
 
@@ -60,7 +61,30 @@ enum Source {
     Again(f64),
 }
 
-fn source(state: &State, prices: &Prices, tensor: TensorId, point: OpId, depth: u32) -> Source {
+/// How many levels of inputs are followed, and how many inputs in all: of a densely connected graph
+/// the levels alone are too many.
+#[derive(Clone, Copy)]
+struct Reach<'a> {
+    depth: u32,
+    looks: &'a Cell<u32>,
+}
+
+impl<'a> Reach<'a> {
+    /// Of the next level; none if this is the last, or if all looks are used up.
+    fn deeper(self) -> Option<Reach<'a>> {
+        let looks = self.looks.get().checked_sub(1)?;
+        self.looks.set(looks);
+        self.depth.checked_sub(1).map(|depth| Reach { depth, ..self })
+    }
+}
+
+fn source(
+    state: &State,
+    prices: &Prices,
+    tensor: TensorId,
+    point: OpId,
+    reach: Reach<'_>,
+) -> Source {
     let Err(index) = state.find(tensor, point) else { return Source::There };
     let accesses = state.accesses(tensor);
     if accesses.get(index).is_some_and(|next| !next.made) {
@@ -71,19 +95,20 @@ fn source(state: &State, prices: &Prices, tensor: TensorId, point: OpId, depth: 
     let hold = prices.price.unwrap_or(0.0) * held.bytes.as_f64() * weight;
     let event = Event { point, op: held.producer };
     let cost = state.problem.ops[event.op].cost.as_f64();
-    if depth == 0 || !state.allows(event) || (hold <= cost && !state.defers(event)) {
+    if !state.allows(event) || (hold <= cost && !state.defers(event)) {
         return Source::Hold(hold);
     }
-    let again = estimate(state, prices, event, depth - 1);
+    let Some(reach) = reach.deeper() else { return Source::Hold(hold) };
+    let again = estimate(state, prices, event, reach);
     if again < hold { Source::Again(again) } else { Source::Hold(hold) }
 }
 
 /// What an event would cost, its inputs included.
-fn estimate(state: &State, prices: &Prices, event: Event, depth: u32) -> f64 {
+fn estimate(state: &State, prices: &Prices, event: Event, reach: Reach<'_>) -> f64 {
     let op = &state.problem.ops[event.op];
     let own = if state.defers(event) { 0.0 } else { op.cost.as_f64() };
     let inputs =
-        op.inputs.iter().map(|&tensor| match source(state, prices, tensor, event.point, depth) {
+        op.inputs.iter().map(|&tensor| match source(state, prices, tensor, event.point, reach) {
             Source::There => 0.0,
             Source::Hold(cost) | Source::Again(cost) => cost,
         });
@@ -96,8 +121,10 @@ fn drop_until(state: &mut State, prices: &Prices, event: Event, depth: u32) -> b
     let wanted: Vec<OpId> = match depth {
         0 => Vec::new(),
         _ => {
+            let looks = Cell::new(LOOKS.get());
+            let reach = Reach { depth, looks: &looks };
             let is_again = |tensor: &&TensorId| {
-                matches!(source(state, prices, **tensor, event.point, depth), Source::Again(_))
+                matches!(source(state, prices, **tensor, event.point, reach), Source::Again(_))
             };
             problem.ops[event.op]
                 .inputs
@@ -224,7 +251,9 @@ pub fn repair(
                 return state.peak() <= budget;
             }
             if !candidate.is_exact {
-                let cost = estimate(state, &prices, candidate.event, DEPTH.get());
+                let looks = Cell::new(LOOKS.get());
+                let reach = Reach { depth: DEPTH.get(), looks: &looks };
+                let cost = estimate(state, &prices, candidate.event, reach);
                 state.work += 1;
                 open.push(Reverse(DropCandidate {
                     score: (cost + 1.0) / candidate.per_score,
