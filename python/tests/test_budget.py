@@ -10,6 +10,7 @@ import copy
 import gc
 import pickle
 import random
+import types
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ import tightfit
 if not hasattr(tightfit, "compile"):
     pytest.skip("this tightfit has no `compile`", allow_module_level=True)
 
+from tightfit import devices  # noqa: E402
 from tightfit.training import budget as budgets  # noqa: E402
 from tightfit.training.nest import Demand, joined, reserve  # noqa: E402
 
@@ -313,9 +315,8 @@ def test_two_forward_passes_before_a_backward_pass_share_a_budget():
 @pytest.mark.parametrize(("given", "size"), [("80% of device", 8000), ("device - 1KB", 9000), ("free", 5000), ("free - 2KB", 3000),
                                              ("50% of free", 2500), ("12.5% of device", 1250)])
 def test_a_part_of_a_gpu(monkeypatch, given, size):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (4000, 10000))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 1000)
+    memory = devices.Memory(total=10000, free=4000, reserved=1000)
+    monkeypatch.setattr(devices, "current", lambda: types.SimpleNamespace(memory=lambda: memory))
     assert tightfit.Budget(given).bytes == size
 
 
@@ -324,16 +325,15 @@ def test_a_part_of_a_gpu(monkeypatch, given, size):
     ("free - much", "finds no GPU"), (None, "no number of bytes"), (-1, "no number of bytes"), (True, "no number of bytes"),
 ])
 def test_what_is_no_budget_is_refused(monkeypatch, given, says):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(devices, "current", lambda: None)
     with pytest.raises(tightfit.OptionError, match=says):
         tightfit.Budget(given)
 
 
 @pytest.mark.parametrize("given", ["200% of device", "free - 1GB", "0% of device", "free - much"])
 def test_what_no_gpu_has_is_refused(monkeypatch, given):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (4000, 10000))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 1000)
+    memory = devices.Memory(total=10000, free=4000, reserved=1000)
+    monkeypatch.setattr(devices, "current", lambda: types.SimpleNamespace(memory=lambda: memory))
     with pytest.raises(tightfit.OptionError):
         tightfit.Budget(given)
 

@@ -12,8 +12,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tightfit import calls
 from tightfit.calls import TORCH_DTYPES
+from tightfit.devices import kind_of
 from tightfit.measure import Call, _as_read, values_of
-from tightfit.training.costs import block, libraries
 from tightfit.training.joint import Argument, Joint, document
 from tightfit.training.optimizer_state import state_bytes
 from tightfit.training.planned import code, held
@@ -89,8 +89,8 @@ def test_made_up_states_of_dropout_lie_where_the_operator_reads_them(attention):
 
 
 def test_bytes_on_cuda_are_those_of_blocks_of_512():
-    assert [block(size, CUDA) for size in (0, 1, 512, 513)] == [0, 512, 512, 1024]
-    assert [block(size, CPU) for size in (0, 1, 513)] == [0, 1, 513]
+    assert [kind_of(CUDA).block(size) for size in (0, 1, 512, 513)] == [0, 512, 512, 1024]
+    assert [kind_of(CPU).block(size) for size in (0, 1, 513)] == [0, 1, 513]
     with FakeTensorMode():
         bias = torch.nn.Parameter(torch.empty(3, device=CUDA))
         assert state_bytes("adamw", [bias]) == 3 * 512
@@ -98,21 +98,21 @@ def test_bytes_on_cuda_are_those_of_blocks_of_512():
 
 
 def test_libraries_keep_workspaces_on_cuda_alone():
-    assert libraries(CPU) == 0
-    assert libraries(CUDA) > 2 << 20
+    assert kind_of(CPU).libraries() == 0
+    assert kind_of(CUDA).libraries() > 2 << 20
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a device tells by itself")
 def test_workspaces_are_those_that_the_environment_asks_for(monkeypatch):
     for name in ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE", "TORCH_CUBLASLT_UNIFIED_WORKSPACE"):
         monkeypatch.delenv(name, raising=False)
-    assert libraries(CUDA) == 2 * (33 << 20), "what two threads keep on an H100"
+    assert kind_of(CUDA).libraries() == 2 * (33 << 20), "what two threads keep on an H100"
     monkeypatch.setenv("CUBLASLT_WORKSPACE_SIZE", "2048")
-    assert libraries(CUDA) == 2 * (34 << 20)
+    assert kind_of(CUDA).libraries() == 2 * (34 << 20)
     monkeypatch.setenv("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "1")
-    assert libraries(CUDA) == 2 * (32 << 20)
+    assert kind_of(CUDA).libraries() == 2 * (32 << 20)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:2:16:8")
-    assert libraries(CUDA) == 2 * (2 * (4 << 20) + 8 * (16 << 10))
+    assert kind_of(CUDA).libraries() == 2 * (2 * (4 << 20) + 8 * (16 << 10))
 
 
 def test_a_number_of_the_processor_may_take_part_in_what_runs_on_cuda():

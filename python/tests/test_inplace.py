@@ -18,7 +18,7 @@ from torch.nn import functional
 import tightfit
 from tier import cases
 from tightfit import _native
-from tightfit.training.costs import peak_of
+from tightfit.devices import kind_of
 from tightfit.training.inplace import overwriting, tried
 
 aten = torch.ops.aten
@@ -30,7 +30,7 @@ def positions(overload: torch._ops.OpOverload, *args: object, most: int = 0) -> 
     def made() -> tuple[list[object], dict[str, object]]:
         return [item.clone() if isinstance(item, torch.Tensor) else item for item in args], {}
 
-    return tried(overload, made, lambda run: peak_of(run, torch.device("cpu")), most)
+    return tried(overload, made, kind_of(torch.device("cpu")).peak_of, most)
 
 
 @pytest.mark.parametrize(("overload", "args", "found"), [
@@ -57,7 +57,7 @@ def test_what_a_call_can_be_written_over(overload, args, found) -> None:
 
 def test_a_tensor_that_is_read_twice_is_not_written() -> None:
     shared = ROWS.clone()
-    found = tried(aten.mul.Tensor, lambda: ([shared, shared], {}), lambda run: peak_of(run, torch.device("cpu")), 0)
+    found = tried(aten.mul.Tensor, lambda: ([shared, shared], {}), kind_of(torch.device("cpu")).peak_of, 0)
     assert found == []
 
 

@@ -8,7 +8,6 @@ Tier: quick with a part of the cases, 49 s; full with all of them.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import gc
 import sys
@@ -30,7 +29,8 @@ from torch.nn import functional
 from tier import cases
 
 tightfit = zoo.use_tightfit()
-from tightfit.training import away, lanes, residents, tier  # noqa: E402
+from tightfit.devices import cuda  # noqa: E402
+from tightfit.training import away, residents, tier  # noqa: E402
 
 REASON = allocator.unavailable()
 counted = pytest.mark.skipif(REASON is not None, reason=str(REASON))
@@ -418,7 +418,7 @@ def test_options_that_make_no_sense(options: dict[str, Any]) -> None:
 
 
 class Log:
-    """Stands for a CUDA stream or event: logs its method calls."""
+    """Stands for a stream or event: logs its method calls."""
 
     def __init__(self, name: str, log: list[str]) -> None:
         self.name, self.log = name, log
@@ -426,21 +426,26 @@ class Log:
     def __getattr__(self, method: str) -> Callable[..., None]:
         return lambda *given: self.log.append(" ".join([self.name, method, *(other.name for other in given)]))
 
+    def __enter__(self) -> None:
+        """What follows is submitted to it."""
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
 
 def test_streams_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
     names = iter(("out", "back"))
     now = [Log("compute", log)]
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Log(next(names), log))
-    monkeypatch.setattr(torch.cuda, "Event", lambda: Log("event", log))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: now[0])
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch, "Stream", lambda device: Log(next(names), log))
+    monkeypatch.setattr(torch, "Event", lambda device: Log("event", log))
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda device=None: now[0])
     pinned: list[int] = []
     library = types.SimpleNamespace(cudaHostRegister=lambda address, size, flags: pinned.append(address) or 0,
                                     cudaHostUnregister=pinned.remove)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: library)
     below = tier.Tier(1 << 20, torch.device("cpu"))
-    below.lanes = lanes.StreamLanes(torch.device("cpu"))
+    below.lanes = cuda.PinningLanes(torch.device("cpu"))
     tensor = torch.randn(100)
     expected = tensor.clone()
     one = away.Away(below, tensor)

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from .artifacts import write_all
+from .devices import kind_of
 from .errors import ExportError
 from .graph import producer
 
@@ -32,8 +33,7 @@ def folder() -> Path | None:
 def of_device(kind: str, device: torch.device) -> str:
     """The name of a file for one kind of what was found out about operators: of this PyTorch, on a device, with as many
     threads as now."""
-    named = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} {torch.get_num_threads()}"
-    return f"{kind}-" + re.sub(r"[^\w.]+", "-", f"{producer()} {named}") + ".json"
+    return f"{kind}-" + re.sub(r"[^\w.]+", "-", f"{producer()} {kind_of(device).name}") + ".json"
 
 
 def read(name: str) -> str | None:

@@ -19,6 +19,7 @@ from . import given
 from .artifacts import write_all
 from .batch import ordered, pair, resized
 from .capture import capture
+from .devices import kind_of
 from .errors import ExportError
 from .executable import check_graph, check_model
 from .extents import LEAST
@@ -216,7 +217,7 @@ def _device(device: str | torch.device | None, model: nn.Module, batch: Any, *, 
         raise ExportError(f"device={device!r} is no device; use \"cpu\" or \"cuda\"") from error
     if found.type not in ("cpu", "cuda") and (measure or device is not None):
         raise ExportError(f"steps are captured and measured for cpu and cuda, not for {found}; say device=…")
-    count = torch.cuda.device_count() if found.type == "cuda" else 1
+    count = kind_of(found).count()
     if measure and (found.index or 0) >= count:
         raise ExportError(f"there is no {found} here, PyTorch sees {count} of its kind; say another device=…, or leave "
                           "measure=True out")

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from . import calls, reading
 from .batch import leaves
 from .calls import OPTIMIZERS, TORCH_DTYPES
+from .devices import kind_of
 from .errors import GraphFileError, OptionError
 from .given import flag, table
 from .graph import FORMAT
@@ -251,10 +252,7 @@ def draw(seed: int, slot: int | str, call: Callable[..., Any], *args: Any, **kwa
     """A call that draws random numbers: the same ones for the same seed and slot, whenever it runs."""
     devices = {item.device for item in pytree.tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)}
     device = next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
-    if device.type == "cpu":
-        generator = torch.default_generator
-    else:
-        generator = getattr(torch, device.type).default_generators[device.index]
+    generator = kind_of(device).generator
     before = generator.get_state()
     # Slots are spread by multiples of the golden ratio (Weyl); a node without a slot uses its name.
     number = slot if isinstance(slot, int) else int.from_bytes(slot.encode()[-7:], "little")

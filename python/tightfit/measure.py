@@ -13,7 +13,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from . import calls
 from .calls import OPTIMIZERS, TORCH_DTYPES
+from .devices import Device, kind_of
 from .errors import ExportError
 
 aten = torch.ops.aten
@@ -185,10 +185,9 @@ def _renumbered(argument: Any, number: dict[int, Any]) -> Any:
 @contextlib.contextmanager
 def undisturbed(device: torch.device) -> Iterator[None]:
     """Within it: real tensors, no gradients, no automatic casts; afterwards the random state is as before."""
-    devices = [device] if device.type == "cuda" else []
     with (
         _disable_current_modes(), torch.no_grad(), torch.autocast(device.type, enabled=False),
-        torch.random.fork_rng(devices),
+        kind_of(device).random_kept(),
     ):
         yield
 
@@ -198,12 +197,13 @@ def _measure(call: Call, device: torch.device, storages: list[int]) -> float | _
     spans = call.spans()
     needed = sum((end - first) * TORCH_DTYPES[dtype].itemsize for (_, dtype), (first, end) in spans.items())
     needed += sum(storages[storage] for storage in call.fresh)
-    free = free_bytes(device)
+    kind = kind_of(device)
+    free = kind.free()
     if free is not None and needed > free:
         raise _too_large(call, device, f"takes {needed} bytes, and {free} are free")
     try:
         run = prepared(call, device)
-        samples = _cuda_samples(run, device) if device.type == "cuda" else _cpu_samples(run)
+        samples = _samples(run, kind)
     except MemoryError as error:
         raise _too_large(call, device, f"takes {needed} bytes and its workspace") from error
     except torch.AcceleratorError as error:
@@ -235,48 +235,16 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [""])[0][:120]
 
 
-def free_bytes(device: torch.device) -> int | None:
-    """Bytes that a call may take, if that is known."""
-    if device.type == "cuda":
-        # Memory that PyTorch caches counts as free.
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + kept
-    found = []
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        found.append(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")))
-    with contextlib.suppress(OSError, ValueError):
-        group = Path("/sys/fs/cgroup")
-        most, used = ((group / name).read_text(encoding="ascii") for name in ("memory.max", "memory.current"))
-        found.append(int(most) - int(used))
-    return min(found, default=None)
-
-
-def _cpu_samples(run: Callable[[], Any]) -> list[float]:
-    for _ in range(_WARM_UP):
-        run()
-    samples: list[float] = []
-    while len(samples) < _LEAST or (sum(samples) < _SECONDS and len(samples) < _MOST):
-        began = time.perf_counter()
-        run()
-        samples.append(time.perf_counter() - began)
-    return samples
-
-
-def _cuda_samples(run: Callable[[], Any], device: torch.device) -> list[float]:
-    with torch.cuda.device(device):
+def _samples(run: Callable[[], Any], kind: Device) -> list[float]:
+    # To wait for an accelerator takes longer than a short call.
+    times = 1 if kind.is_processor else _LEAST
+    with kind.current():
         for _ in range(_WARM_UP):
             run()
-        torch.cuda.synchronize(device)
+        kind.synchronize()
         samples: list[float] = []
         while len(samples) < _LEAST or (sum(samples) < _SECONDS and len(samples) < _MOST):
-            pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(_LEAST)]
-            for began, ended in pairs:
-                began.record()
-                run()
-                ended.record()
-            torch.cuda.synchronize(device)
-            samples += [began.elapsed_time(ended) / 1e3 for began, ended in pairs]
+            samples += kind.seconds(run, times)
         return samples
 
 

@@ -12,11 +12,12 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from .. import _native
+from ..devices import cuda, kind_of
 from ..errors import AllocationError, BudgetExceeded, CompileError
 
 if TYPE_CHECKING:
@@ -26,17 +27,15 @@ if TYPE_CHECKING:
 _RECORDED = 8
 _REMAINS = ("without addresses=True the plan's calls run in the plan's order, and the budget bounds the bytes that PyTorch's "
             "allocator hands out, not those that it reserves")
-_is_installed = False
 
 
 def install() -> None:
     """Makes this package's allocator that of CUDA, for the whole process. Raises `CompileError` if it is too late."""
-    global _is_installed
-    if _is_installed or not torch.cuda.is_available():
+    if cuda.is_replaced() or not cuda.is_available():
         return
     try:
         _native.Addresses(-1)  # raises if a step could not be stopped
-        if torch.cuda.is_initialized():
+        if cuda.is_started():
             raise RuntimeError("CUDA has started")
         replace_allocator()
     except RuntimeError as error:
@@ -44,18 +43,27 @@ def install() -> None:
             f"PyTorch's allocator cannot be replaced any more ({error}). Call tightfit.compile(…, addresses=True) before "
             "anything is on the GPU, with the model on the CPU, and move the model afterwards; " + _REMAINS
         ) from None
-    _is_installed = True
-
-
-def is_installed() -> bool:
-    """Whether CUDA's allocator is this package's."""
-    return _is_installed
 
 
 def replace_allocator() -> None:
     """Sets the functions of the compiled module as CUDA's allocator."""
-    made = torch.cuda.memory.CUDAPluggableAllocator(_native.__file__, "tightfit_alloc", "tightfit_free")
-    torch.cuda.memory.change_current_allocator(made)
+    cuda.replace_allocator(_native.__file__, "tightfit_alloc", "tightfit_free", _Counters)
+
+
+class _Counters:
+    """The figures of the compiled module's allocator."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._native = slab_of(device).native
+
+    def held(self) -> int:
+        return self._native.counters()["reserved"]
+
+    def peak(self) -> int:
+        return self._native.counters()["peak"]
+
+    def reset(self) -> None:
+        self._native.reset_peak()
 
 
 @dataclass(eq=False)
@@ -92,7 +100,8 @@ class Slab:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.native = _native.Addresses(device.index if device.type == "cuda" else -1)
+        self.kind = kind_of(device)
+        self.native = _native.Addresses(-1 if self.kind.is_processor else device.index)
         # The number of the last step that began, and of the last call's step: 0 for a call outside of it.
         self.step = 0
         self.call = 0
@@ -180,9 +189,8 @@ class Slab:
         if step != self.step:
             yield
             return
-        stream = torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
         try:
-            self.native.open(stream)
+            self.native.open(self.kind.stream)
             yield
         except BaseException as error:
             said = self.native.stop() or (str(error) if isinstance(error, AllocationError) else None)
@@ -265,7 +273,7 @@ class Slab:
 
 
 def _resize(native: _native.Addresses, device: torch.device, size: int) -> None:
-    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+    with kind_of(device).current():
         native.reserve(size)
 
 
@@ -300,18 +308,3 @@ def too_large(name: str, budget: int, excess: int) -> BudgetExceeded:
         f"computed. Give budget={budget + excess} or more, or leave addresses=True out: {_REMAINS}",
         budget=budget, needed=budget + excess,
     )
-
-
-def peak_of(run: Callable[[], Any], device: torch.device) -> int | None:
-    """The most bytes that a call takes on a CUDA device at once, results included; `None` if PyTorch's own allocator is
-    in use, which reports this itself."""
-    if not _is_installed:
-        return None
-    native = slab_of(device).native
-    run()
-    torch.cuda.synchronize(device)
-    before = native.counters()["reserved"]
-    native.reset_peak()
-    run()
-    torch.cuda.synchronize(device)
-    return native.counters()["peak"] - before

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from .. import devices
 from ..errors import OptionError
 from ..given import size
 
@@ -159,14 +160,15 @@ def budget_bytes(given: Any) -> int | None:
 
 def _of_device(given: str, found: re.Match[str]) -> int:
     """The bytes of the current GPU that a text such as `"80% of device"` or `"free - 2GiB"` asks for."""
-    if not torch.cuda.is_available():
+    kind = devices.current()
+    memory = None if kind is None else kind.memory()
+    if memory is None:
         raise OptionError(f"budget={given!r} is a part of a GPU's memory, and PyTorch finds no GPU; write an int of bytes, or text "
                           "such as \"6GiB\"")
-    free, total = torch.cuda.mem_get_info()
     # What PyTorch has taken from the device is free for the models, or held by them.
-    whole = total if found["of"] == "device" else free + torch.cuda.memory_reserved()
+    whole = memory.total if found["of"] == "device" else memory.free + memory.reserved
     less = 0 if found["less"] is None else size(found["less"], "budget")
     budget = int(whole * float(found["share"] or 100) / 100) - less
-    if not 0 < budget <= total:
-        raise OptionError(f"budget={given!r} is {budget:,} bytes, and the GPU has {total:,}; ask for a part of these")
+    if not 0 < budget <= memory.total:
+        raise OptionError(f"budget={given!r} is {budget:,} bytes, and the GPU has {memory.total:,}; ask for a part of these")
     return budget

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from .. import calls, extents
+from ..devices import kind_of
 from ..errors import ExportError
 from .binding import Way, quickest
 from .inplace import PUT, overwriting, put, writing
@@ -438,14 +439,7 @@ def _add(there: torch.Tensor | None, gradient: torch.Tensor) -> torch.Tensor:
 
 def _state_of(device: torch.device) -> torch.Generator:
     """A copy of PyTorch's generator of a device in its present state."""
-    return _generator(device).clone_state()
-
-
-def _generator(device: torch.device) -> torch.Generator:
-    if device.type == "cpu":
-        return torch.default_generator
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return torch.cuda.default_generators[index]
+    return kind_of(device).generator.clone_state()
 
 
 def _now_of(state: torch.Generator) -> torch.Generator:
@@ -455,9 +449,9 @@ def _now_of(state: torch.Generator) -> torch.Generator:
 
 def _go_back(state: torch.Generator) -> None:
     """Resets the generator of a device to an earlier state."""
-    _generator(state.device).set_state(state.get_state())
+    kind_of(state.device).generator.set_state(state.get_state())
 
 
 def _go_on(now: torch.Generator) -> None:
     """Returns the generator to the state that it had before the reset."""
-    _generator(now.device).set_state(now.get_state())
+    kind_of(now.device).generator.set_state(now.get_state())

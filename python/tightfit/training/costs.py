@@ -7,10 +7,7 @@ on a device by one version of PyTorch with one number of threads are kept in a f
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,12 +17,13 @@ import torch
 
 from .. import cache, calls
 from ..calls import TORCH_DTYPES
+from ..devices import Device, kind_of
+from ..devices.processor import is_profiled
 from ..errors import CompileError
 from ..measure import (
     Call, arguments, first_line, is_out_of_memory, prepared, takes_time, undisturbed, values_of,
 )
-from . import addresses
-from .counting import Count, begin_profile, end_profile
+from .counting import Count
 from .inplace import PUT, tried
 from .joint import BARRIER
 from .places import places
@@ -42,10 +40,6 @@ _FILE = "costs/calls"
 _FLOATS = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 # Exceptions that operators raise.
 _REFUSALS = (RuntimeError, TypeError, ValueError, LookupError, AssertionError, ArithmeticError)
-# Bytes to whose multiples CUDA's caching allocator rounds sizes up.
-_BLOCK = 512
-# Bytes of the largest default workspaces of cuBLAS and cuBLASLt, used if PyTorch does not report them.
-_CUBLAS, _CUBLASLT = 32 << 20, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -80,13 +74,14 @@ def costed(document: dict[str, Any], device: torch.device, given: Sequence[Any] 
     A call that cannot be run on made-up inputs keeps the workspace that the graph records, and has no seconds.
     On CUDA, the sizes of tensors are those of the blocks that the allocator hands out for them.
     """
-    storages = [block(size, device) for size in document["storages"]]
+    kind = kind_of(device)
+    storages = [kind.block(size) for size in document["storages"]]
     values = values_of(document)
     there = _static(document, given)
     known, refused = _Known(device, there.values() or parameters), {}
     shared = _shared(document, values)
     nodes = []
-    with undisturbed(device), _current(device):
+    with undisturbed(device), kind.current():
         for node in document["nodes"]:
             if takes_time(node, values) and not node["op"].startswith("tightfit."):
                 is_put = node["op"] == PUT and bool(node.get("overwrites"))
@@ -101,7 +96,7 @@ def costed(document: dict[str, Any], device: torch.device, given: Sequence[Any] 
                     if is_put:
                         nodes.append(node | {"seconds": cost.seconds})
                         continue
-                    _enlarge(storages, node, call, cost, device)
+                    _enlarge(storages, node, call, cost, kind)
                     workspace = max(cost.peak - sum(storages[storage] for storage in call.fresh), 0)
                     node = {key: item for key, item in node.items() if key != "workspace"} | {"seconds": cost.seconds}
                     node |= {"workspace": workspace} if workspace else {}
@@ -123,12 +118,12 @@ def _moved(node: Mapping[str, Any]) -> dict[str, Any]:
     return dict(node) | {"op": "aten.clone.default", "args": [part], "inputs": [part["value"]]}
 
 
-def _enlarge(storages: list[int], node: Mapping[str, Any], call: Call, cost: Cost, device: torch.device) -> None:
+def _enlarge(storages: list[int], node: Mapping[str, Any], call: Call, cost: Cost, kind: Device) -> None:
     """Counts the whole storages of a call's results: some keep the memory that they were computed in, as the sum over a
     `mse_loss` does."""
     for output, size in zip(node["outputs"], cost.results, strict=False):
         if output is not None and output["storage"] in call.fresh:
-            storages[output["storage"]] = max(storages[output["storage"]], block(size, device))
+            storages[output["storage"]] = max(storages[output["storage"]], kind.block(size))
 
 
 def _shared(document: dict[str, Any], values: Mapping[int, Any]) -> set[int]:
@@ -137,47 +132,6 @@ def _shared(document: dict[str, Any], values: Mapping[int, Any]) -> set[int]:
             if node["op"] in ("placeholder", BARRIER)}
     owed = [value for node in document["nodes"] if node["op"] == BARRIER for value in node["inputs"]]
     return seen | {values[value].storage for value in [*owed, *document["outputs"]]}
-
-
-def block(size: int, device: torch.device) -> int:
-    """Bytes that PyTorch's allocator hands out for a request of this size: CUDA's rounds up."""
-    return -(-size // _BLOCK) * _BLOCK if device.type == "cuda" else size
-
-
-def libraries(device: torch.device) -> int:
-    """Bytes that libraries keep on a device once they were called: each thread that calls cuBLAS has one workspace for
-    it and one for cuBLASLt; forward and backward pass are two threads. Sizes are those of
-    aten/src/ATen/cuda/CublasHandlePool.cpp."""
-    return 2 * (_cublas(device) + _cublaslt(device)) if device.type == "cuda" else 0
-
-
-def _cublas(device: torch.device) -> int:
-    """Bytes of a workspace of cuBLAS: from pairs of KiB and count, as in `:4096:8`, or the largest default."""
-    size = getattr(torch._C, "_cuda_getCublasWorkspaceSize", None)
-    if size is not None and torch.cuda.is_available():  # a model of fake tensors is planned without a device
-        with _current(device):
-            return size()
-    pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
-    return sum(int(size) * int(count) << 10 for size, count in pairs) if pairs else _CUBLAS
-
-
-def _cublaslt(device: torch.device) -> int:
-    """Bytes of a workspace of cuBLASLt. By default, releases differ in whether it is part of cuBLAS's workspace, so its
-    default size always counts."""
-    told = os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE")
-    given = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
-    size = getattr(torch._C, "_cuda_getCublasLtWorkspaceSize", None)
-    if told == "1":
-        return 0
-    if told == "0" and size is not None and torch.cuda.is_available():
-        with _current(device):
-            return size()
-    return int(given) << 10 if given.isdecimal() else _CUBLASLT
-
-
-def _current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Makes the device current, since CUDA events are recorded on the current one."""
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def _static(document: dict[str, Any], arguments: Sequence[Any]) -> dict[int, torch.Tensor]:
@@ -207,7 +161,8 @@ class _Known:
 
     def __init__(self, device: torch.device, parameters: Iterable[torch.Tensor]) -> None:
         self.device = device
-        self._parameters = _first(parameters, device)
+        self.kind = kind_of(device)
+        self._parameters = _first(parameters, self.kind)
         self.name = cache.of_device(_FILE, device)
         self.costs: dict[str, Cost] = {}
         self.refused: dict[str, str] = {}
@@ -233,12 +188,12 @@ class _Known:
     def _measure(self, call: Call, results: int, there: Mapping[int, torch.Tensor]) -> None:
         """Measures a call, or notes why that cannot be done."""
         key = call.key
-        if self.device.type != "cuda" and torch._C._autograd._profiler_enabled():
+        if self.kind.is_processor and is_profiled():
             raise CompileError("a profiler is active, and what operators take is measured by PyTorch's profiler before the "
                                "first step; begin to profile after the first step of each kind of batch, and after the first "
                                "with gradients that are there already")
         try:
-            cost = _measured(prepared(call, self.device, there), self.device, self._parameters)
+            cost = _measured(prepared(call, self.device, there), self.kind, self._parameters)
             if cost.peak == 0 and results > 0:
                 raise LookupError("the allocator in use does not tell PyTorch's profiler what it hands out")
             beside = max(cost.peak - max(results, sum(cost.results)), 0)
@@ -260,26 +215,26 @@ class _Known:
         overload = calls.overload(call.op)
         if overload is None or torch.Tag.nondeterministic_seeded in overload.tags:
             return ()
-        return tuple(tried(overload, lambda: arguments(call, self.device), lambda run: peak_of(run, self.device), most))
+        return tuple(tried(overload, lambda: arguments(call, self.device), self.kind.peak_of, most))
 
     def keep(self) -> None:
         """Writes what is known to the file, and frees the memory that the allocator cached while measuring."""
-        if self.is_new and self.device.type == "cuda":
-            torch.cuda.empty_cache()
         if self.is_new:
+            self.kind.empty_cache()
             costs = {key: [cost.seconds, cost.peak, cost.results, cost.overwrites] for key, cost in self.costs.items()}
             cache.keep(self.name, json.dumps(costs))
 
 
-def _first(parameters: Iterable[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    """Parameters of `_READ` bytes in all; none for a GPU, whose calls do not wait for one another's data."""
+def _first(parameters: Iterable[torch.Tensor], kind: Device) -> list[torch.Tensor]:
+    """Parameters of `_READ` bytes in all; none for an accelerator, whose calls do not wait for
+    one another's data."""
     found: list[torch.Tensor] = []
-    if device.type == "cuda":
+    if not kind.is_processor:
         return found
     left = _READ
     for parameter in parameters:
         tensor = parameter.detach()
-        if type(tensor) is not torch.Tensor or tensor.device != device or tensor.dtype not in _FLOATS or not tensor.is_contiguous():
+        if type(tensor) is not torch.Tensor or tensor.device != kind.device or tensor.dtype not in _FLOATS or not tensor.is_contiguous():
             continue
         found.append(tensor.view(-1)[:left // tensor.element_size()])
         left -= found[-1].nbytes
@@ -288,7 +243,7 @@ def _first(parameters: Iterable[torch.Tensor], device: torch.device) -> list[tor
     return found
 
 
-def _measured(run: Callable[[], Any], device: torch.device, parameters: Sequence[torch.Tensor]) -> Cost:
+def _measured(run: Callable[[], Any], kind: Device, parameters: Sequence[torch.Tensor]) -> Cost:
     results: list[int] = []
 
     def watched() -> Any:
@@ -298,65 +253,12 @@ def _measured(run: Callable[[], Any], device: torch.device, parameters: Sequence
         return made
 
     began = time.perf_counter()
-    peak = peak_of(watched, device)
-    # On CUDA, measuring memory takes two runs and synchronizes, so its time does not count.
-    samples = [time.perf_counter() - began] if device.type != "cuda" else []
+    peak = kind.peak_of(watched)
+    # On an accelerator, measuring memory takes two runs and synchronizes, so its time does not count.
+    samples = [time.perf_counter() - began] if kind.is_processor else []
     while len(samples) < _LEAST or (sum(samples) < _SECONDS and len(samples) < _MOST):
         if samples and samples[-1] < _SECONDS:
             for parameter in parameters:
                 parameter.sum()
-        samples.append(_seconds(run, device))
+        samples += kind.seconds(run)
     return Cost(max(round(min(samples), 9), 1e-9), peak, tuple(results))
-
-
-def _seconds(run: Callable[[], Any], device: torch.device) -> float:
-    if device.type != "cuda":
-        began = time.perf_counter()
-        run()
-        return time.perf_counter() - began
-    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    began.record()
-    run()
-    ended.record()
-    torch.cuda.synchronize(device)
-    return began.elapsed_time(ended) / 1e3
-
-
-def peak_of(run: Callable[[], Any], device: torch.device) -> int:
-    """The most bytes that a call takes from PyTorch's allocator at once, results included.
-
-    On processors PyTorch's light profiler reports every allocation of the calling thread; on CUDA the allocator keeps
-    the figure, in its own block sizes.
-    """
-    if device.type == "cuda":
-        if (peak := addresses.peak_of(run, device)) is not None:
-            return peak
-        run()
-        torch.cuda.synchronize(device)
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        run()
-        torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device) - before
-    return _followed(run)[1]
-
-
-def course_of(run: Callable[[], Any], device: torch.device) -> tuple[Any, int | None]:
-    """What a call returns, and the most bytes that it holds: on CUDA all that PyTorch has allocated there, elsewhere
-    the bytes beyond those at its start; `None` if another profiler is already active."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        result = run()
-        return result, torch.cuda.max_memory_allocated(device)
-    if torch._C._autograd._profiler_enabled():
-        return run(), None
-    return _followed(run)
-
-
-def _followed(run: Callable[[], Any]) -> tuple[Any, int]:
-    begin_profile()
-    try:
-        result = run()
-    finally:
-        [counted] = end_profile()
-    return result, counted.peak

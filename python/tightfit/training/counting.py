@@ -1,4 +1,4 @@
-"""The bytes that PyTorch allocates while a step runs, as its profiler or CUDA's allocator reports them.
+"""The bytes that PyTorch allocates while a step runs, as its profiler or a device's allocator reports them.
 
 Invariant: a count has what the thread allocates outside of planned steps, except its own; a step that is not counted,
 while no other is, is not slowed down.
@@ -7,9 +7,7 @@ while no other is, is not slowed down.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
-import os
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -17,28 +15,13 @@ from dataclasses import dataclass, field
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from . import addresses
+from ..devices import Counted, kind_of
+from ..devices.processor import begin_profile, end_profile, is_profiled, mark, quieten
 
-# Bytes of a tensor that is made and freed to mark a place among the allocations of a step; no other tensor is assumed
-# to have this size.
-_MARK = 41_957
 # Number of steps that may begin during a count: one whose backward pass never comes must not go on for ever.
 _MOST_STEPS = 64
 
 _here = threading.local()
-
-
-@dataclass(frozen=True)
-class Counted:
-    """Bytes that were allocated in a section of a step, beyond those at its beginning: the most at any time, and those
-    left at its end. On CPUs, freeing a block that was allocated outside of any count is not reported."""
-
-    peak: int
-    net: int
-
-    def then(self, later: Counted) -> Counted:
-        """Joins this section and the next."""
-        return Counted(max(self.peak, self.net + later.peak), self.net + later.net)
 
 
 _NOTHING = Counted(0, 0)
@@ -62,14 +45,10 @@ class Count:
         """Begins to count. `None` in a backward pass, or if allocations are not reported because another profiler is
         active or the allocator was replaced."""
         recorder = _recorder(device)
-        if device.type == "cuda":
-            is_reported = not addresses.is_installed()
-        else:
-            is_reported = device.type == "cpu" and (recorder.is_on or not torch._C._autograd._profiler_enabled())
-        if not is_reported or is_in_backward():
+        if not recorder.kind.is_reported(is_recording=recorder.is_on) or is_in_backward():
             return None
-        if device.type == "cpu":
-            _quieten()
+        if recorder.is_profiling:
+            quieten()
         recorder.stop()
         count = Count(recorder)
         recorder.open.append(count)
@@ -130,7 +109,7 @@ class Count:
     def is_running(self) -> bool:
         """Whether it is open, and this thread may end it: on a CPU only the thread that began it; on CUDA any, since
         backward passes run on other threads."""
-        return self._is_open and (self._recorder.device.type == "cuda" or self._thread == threading.get_ident())
+        return self._is_open and (not self._recorder.is_profiling or self._thread == threading.get_ident())
 
     @property
     def net(self) -> int:
@@ -156,7 +135,7 @@ class Count:
     def end(self) -> list[Counted]:
         """Ends the count; returns what was counted since its beginning or last cut, in its sections. On a CPU, nothing
         if it ends in a backward pass."""
-        is_inside = self._recorder.device.type == "cpu" and is_in_backward()
+        is_inside = self._recorder.is_profiling and is_in_backward()
         if not is_inside:
             self._recorder.stop()
         self.close()
@@ -178,14 +157,15 @@ class Count:
 
 
 class _Recorder:
-    """What a thread allocates on processors, or everything on a GPU, for the counts that are open.
+    """What a thread allocates on processors, or everything on an accelerator, for the counts that are open.
 
     On processors a profiler records it. It begins and ends outside of backward passes: autograd's engine keeps the
     profiler that is active when a pass begins, and restores it afterwards. Inside them, places are marked.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        self.kind = kind_of(device)
+        self.is_profiling = self.kind.is_processor
         self.open: list[Count] = []
         # Inside a step, only its own count goes on, if it has one.
         self.is_inside = False
@@ -200,9 +180,9 @@ class _Recorder:
         if self.is_on or not self.open or (self.is_inside and self.owner is None):
             return
         self.is_on = True
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
-            self._start = torch.cuda.memory_allocated(self.device)
+        if (figures := self.kind.statistics) is not None:
+            figures.reset()
+            self._start = figures.held()
         else:
             begin_profile()
 
@@ -211,9 +191,8 @@ class _Recorder:
         if not self.is_on:
             return
         self.is_on = False
-        if self.device.type == "cuda":
-            sections = [Counted(torch.cuda.max_memory_allocated(self.device) - self._start,
-                                torch.cuda.memory_allocated(self.device) - self._start)]
+        if (figures := self.kind.statistics) is not None:
+            sections = [Counted(figures.peak() - self._start, figures.held() - self._start)]
         else:
             sections = end_profile()
         marks, self._marks = self._marks, []
@@ -228,13 +207,13 @@ class _Recorder:
         """Marks the place inside a backward pass where a step begins or ends."""
         if not self.is_on:
             return
-        if self.device.type == "cuda":
+        if self.is_profiling:
+            self._marks.append((own, is_inside))
+            mark()
+        else:
             self.stop()
             self._turn(own, is_inside)
             self.start()
-        else:
-            self._marks.append((own, is_inside))
-            torch.empty(_MARK, dtype=torch.uint8)
 
     def _turn(self, own: Count | None, is_inside: bool) -> None:
         if own is not None:
@@ -245,13 +224,13 @@ class _Recorder:
         """Ends all counts."""
         for count in list(self.open):
             count.close()
-        if not (self.device.type == "cpu" and is_in_backward()):
+        if not (self.is_profiling and is_in_backward()):
             self.settle()
 
     def settle(self) -> None:
         """Ends a recording that no count needs."""
         if self.is_on and not self.open:
-            if self.device.type == "cpu" and not torch._C._autograd._profiler_enabled():
+            if self.is_profiling and not is_profiled():
                 # It was ended by others.
                 self.is_on = False
             self.stop()
@@ -259,20 +238,20 @@ class _Recorder:
             self._marks.clear()
 
 
-_gpus: dict[torch.device, _Recorder] = {}
+_accelerators: dict[torch.device, _Recorder] = {}
 
 
 def _recorder(device: torch.device) -> _Recorder:
-    """The recorder of this thread, or of a GPU."""
-    if device.type == "cuda":
-        return _gpus.setdefault(device, _Recorder(device))
+    """The recorder of this thread, or of an accelerator."""
+    if not kind_of(device).is_processor:
+        return _accelerators.setdefault(device, _Recorder(device))
     if not hasattr(_here, "recorder"):
         _here.recorder = _Recorder(torch.device("cpu"))
     return _here.recorder
 
 
 def _recorders() -> list[_Recorder]:
-    return [*_gpus.values(), *([_here.recorder] if hasattr(_here, "recorder") else [])]
+    return [*_accelerators.values(), *([_here.recorder] if hasattr(_here, "recorder") else [])]
 
 
 @dataclass(eq=False)
@@ -315,47 +294,6 @@ class Tally:
 def expired(storages: Iterable[tuple[StorageWeakRef, int]]) -> int:
     """Bytes of the storages that were freed."""
     return sum(size for storage, size in storages if storage.expired())
-
-
-@functools.cache
-def _quieten() -> None:
-    """Suppresses PyTorch's message that frees of older blocks are not reported, by causing it once with standard error
-    redirected: it is written on the first such free, and then only on every thousandth."""
-    older = torch.empty(1)
-    with open(os.devnull, "wb") as nowhere:
-        kept = os.dup(2)
-        os.dup2(nowhere.fileno(), 2)
-        try:
-            begin_profile()
-            del older
-            end_profile()
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-
-
-def begin_profile() -> None:
-    """Makes PyTorch's legacy profiler report every allocation of this thread on the CPU."""
-    profiler = torch._C._profiler
-    config = profiler.ProfilerConfig(profiler.ProfilerState.CPU, False, True, False, False, False,
-                                     profiler._ExperimentalConfig())
-    torch._C._autograd._enable_profiler_legacy(config)
-
-
-def end_profile() -> list[Counted]:
-    """Ends the profiler; returns what it counted, in the sections between marks."""
-    sections, held, peak = [], 0, 0
-    for event in (event for thread in torch._C._autograd._disable_profiler_legacy() for event in thread):
-        if event.kind() != "memory_alloc":
-            continue
-        size = event.cpu_memory_usage()
-        if size == _MARK:
-            sections.append(Counted(peak, held))
-            held = peak = 0
-        elif size != -_MARK:
-            held += size
-            peak = max(peak, held)
-    return [*sections, Counted(peak, held)]
 
 
 def is_in_backward() -> bool:

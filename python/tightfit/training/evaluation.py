@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from ..devices import kind_of
 from .backend import Backend
 from .between import with_later
-from .costs import libraries
 from .counting import Count
 from .execution import RESERVE
 from .ledger import storages
@@ -148,7 +148,7 @@ class Evaluation:
         ledger = self.backend.ledger
         ledger.device = device
         beside = sum(ledger.others(known=storages(tensors)).values()) + ledger.members.held_by_loop(None)
-        rest = budget - own - given - beside - RESERVE - libraries(device)
+        rest = budget - own - given - beside - RESERVE - kind_of(device).libraries()
         if wanted <= rest - gradients:
             return rest - gradients
         return rest - self.backend.ledger.size(

@@ -23,13 +23,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from .. import extents
 from ..batch import listed
+from ..devices import kind_of
 from ..errors import BudgetExceeded, CompileError, InfeasibleBudget
 from ..notices import noticed
 from .addresses import Course, Slab, slab_of, too_large
 from .away import Away
 from .between import Between, with_later
 from .code import Code, Sized
-from .costs import block, costed, libraries
+from .costs import costed
 from .counting import Count, Tally, expired
 from .dividing import WHOLE, Division
 from .engine import waiting
@@ -127,7 +128,7 @@ class Step:
         self.device = device
         self.name = name
         # Bytes that PyTorch and its libraries hold around a step.
-        self.reserve = RESERVE + libraries(device)
+        self.reserve = RESERVE + kind_of(device).libraries()
         # Bytes of the model's tensors that this graph does not see.
         self.outside = outside
         # References to the parameters among them.
@@ -320,7 +321,8 @@ class Step:
         if not self.joint.sizes:
             return None
         tensors = (item for item in saved if isinstance(item, torch.Tensor))
-        made = {storage._cdata: block(storage.nbytes(), self.device) for storage in (tensor.untyped_storage() for tensor in tensors)}
+        block = kind_of(self.device).block
+        made = {storage._cdata: block(storage.nbytes()) for storage in (tensor.untyped_storage() for tensor in tensors)}
         return sum(size for storage, size in made.items() if storage not in arguments)
 
     def _share(self, arguments: Sequence[Any]) -> float:
@@ -334,8 +336,8 @@ class Step:
         if (count := Count.begin(self.device)) is None:
             return None
         gradients = [argument.grad for argument in arguments if isinstance(argument, torch.Tensor) and argument.is_leaf]
-        # CUDA's figures have all that is freed.
-        earlier = [] if self.device.type == "cuda" else self.ledger.uncounted(gradients)
+        # An allocator's figures have all that is freed.
+        earlier = [] if kind_of(self.device).statistics is not None else self.ledger.uncounted(gradients)
         return Tally(count, self._there(arguments), earlier)
 
     def _counted_forward(self, pending: Pending, tally: Tally) -> None:
@@ -659,7 +661,7 @@ class Step:
         if self.slab is not None:
             self.slab.make_room()
         # What lies in the tier below another device cannot be used for measuring.
-        given = () if self.resident is not None and self.device.type == "cuda" else arguments
+        given = () if self.resident is not None and not kind_of(self.device).is_processor else arguments
         graph = self._graph(accumulated, holds, arguments)
         self._extents = extents.found(graph)
         found = costed(graph, self.device, given)

@@ -22,10 +22,11 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ..devices import kind_of
 from ..errors import InfeasibleBudget
 from ..nodes import draws, is_call
 from . import roles
-from .costs import costed, course_of
+from .costs import costed
 from .execution import Plan, Step
 from .joint import BARRIER, Argument, Joint, following
 from .planned import held
@@ -84,7 +85,7 @@ class FusedStep(Step):
             return run(arguments)
         given = _storages(arguments)
         self._static = self._there(arguments)
-        results, peak = course_of(lambda: run(arguments), self.device)
+        results, peak = kind_of(self.device).course_of(lambda: run(arguments))
         self._made = [found for key, found in _storages(results).items() if key not in given]
         self._seen(peak, self._static)
         return results
@@ -95,14 +96,15 @@ class FusedStep(Step):
             return run(arguments)
         self._steps += 1
         before = self._static + sum(size for storage, size in self._made if not storage.expired())
-        results, peak = course_of(lambda: run(arguments), self.device)
+        results, peak = kind_of(self.device).course_of(lambda: run(arguments))
         self._seen(peak, before)
         return results
 
     def _seen(self, peak: int | None, before: int) -> None:
         if peak is None:
             return
-        self.measured_peak = max(self.measured_peak or 0, peak if self.device.type == "cuda" else before + peak)
+        is_whole = kind_of(self.device).statistics is not None
+        self.measured_peak = max(self.measured_peak or 0, peak if is_whole else before + peak)
         budget = self.budget
         if budget is not None and self.measured_peak > budget and not self._warned:
             self._warned = True

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from ..devices import kind_of
 from ..errors import OptionError
-from .costs import block
 
 
 def _adam(options: Mapping[str, Any]) -> int:
@@ -61,7 +61,7 @@ def state_bytes(optimizer: Any, parameters: Iterable[torch.Tensor]) -> int:
     if copies is None:
         raise OptionError(f"optimizer={optimizer!r} is no optimizer of PyTorch's; give the optimizer itself, its class, or "
                           f"one of {', '.join(sorted(_COPIES))}")
-    return sum(copies({}) * _size(parameter) + block(_STEP, parameter.device) for parameter in trained)
+    return sum(copies({}) * _size(parameter) + kind_of(parameter.device).block(_STEP) for parameter in trained)
 
 
 def _of_instance(optimizer: torch.optim.Optimizer, trained: list[torch.Tensor]) -> int:
@@ -79,7 +79,7 @@ def _of_instance(optimizer: torch.optim.Optimizer, trained: list[torch.Tensor]) 
             if state:
                 total += sum(_size(item) for item in _tensors(state) if item.device == parameter.device)
             else:
-                total += copies(group) * _size(parameter) + block(_STEP, parameter.device)
+                total += copies(group) * _size(parameter) + kind_of(parameter.device).block(_STEP)
     return total
 
 
@@ -87,7 +87,7 @@ def _of_all(optimizer: torch.optim.Optimizer, trained: list[torch.Tensor], copie
     """The size that a state for all parameters together grows to."""
     wanted, devices = {id(parameter) for parameter in trained}, {parameter.device for parameter in trained}
     there = sum(_size(tensor) for tensor in _tensors(optimizer.state) if tensor.device in devices)
-    coming = sum(copies(group) * _size(parameter) + block(_STEP, parameter.device)
+    coming = sum(copies(group) * _size(parameter) + kind_of(parameter.device).block(_STEP)
                  for group in optimizer.param_groups for parameter in group["params"] if id(parameter) in wanted)
     return max(there, coming)
 
@@ -104,4 +104,4 @@ def _tensors(item: Any) -> Iterable[torch.Tensor]:
 
 
 def _size(tensor: torch.Tensor) -> int:
-    return block(tensor.untyped_storage().nbytes(), tensor.device)
+    return kind_of(tensor.device).block(tensor.untyped_storage().nbytes())

@@ -155,7 +155,7 @@ class TrainingStep:
             batch, named = (), dict(batch[0])
         residents = self._residents
         try:
-            if residents is not None and residents.tier.device.type != "cpu":
+            if residents is not None and not residents.tier.kind.is_processor:
                 # Dynamo tells calls apart by the devices of their tensors.
                 residents.hide()
             with torch.enable_grad():

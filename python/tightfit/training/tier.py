@@ -22,12 +22,12 @@ from typing import Any
 import torch
 
 from .. import cache
+from ..devices import Lanes, kind_of
 from ..errors import OffloadError
 from ..graph import producer
-from .lanes import Lanes, lanes_of
 
-# Bytes copied to measure the lanes, on CUDA and on processors (more than their caches hold), and number of repetitions.
-_PROBE, _PROBE_OF_HOST, _TIMES = 8 << 20, 64 << 20, 3
+# Number of repetitions of a copy that measures the lanes.
+_TIMES = 3
 
 
 class _Returned(deque[torch.Tensor]):
@@ -52,13 +52,13 @@ class Slot:
 
 
 class Tier:
-    """The tier of one model below one device: unnamed files on processors, pinned host memory on CUDA."""
+    """The tier of one model below one device: unnamed files on processors, the host's pinned memory on others."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.size = size
         self.device = device
-        self.lanes: Lanes = lanes_of(device)
-        self.folder = tempfile.gettempdir()
+        self.kind = kind_of(device)
+        self.lanes: Lanes = self.kind.lanes()
         # Bytes of slots in use, and of all slots.
         self.used = self.held = 0
         self._free: dict[int, list[torch.Tensor]] = {}
@@ -98,8 +98,8 @@ class Tier:
         """Bytes per second there and back, and the latency of a transfer in seconds: measured once on a computer, and
         kept in a file."""
         if self._rates is None:
-            kind = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.folder
-            name = "costs/tier-" + re.sub(r"[^\w.]+", "-", f"{producer()} {kind}") + ".json"
+            where = self.kind.folder() or self.kind.name
+            name = "costs/tier-" + re.sub(r"[^\w.]+", "-", f"{producer()} {where}") + ".json"
             found = _kept(name)
             if found is None:
                 found = self._measured()
@@ -114,7 +114,7 @@ class Tier:
             self._free.setdefault(memory.numel(), []).append(memory)
 
     def _memory(self, size: int) -> torch.Tensor:
-        return self.lanes.prepared(_mapped(size, None if self.device.type == "cuda" else self.folder))
+        return self.lanes.prepared(_mapped(size, self.kind.folder()))
 
     def _made(self, size: int) -> torch.Tensor:
         if self.held + size > self.size:
@@ -128,9 +128,9 @@ class Tier:
         return self._memory(size)
 
     def _measured(self) -> tuple[float, float, float]:
-        most = _PROBE if self.device.type == "cuda" else _PROBE_OF_HOST
+        most = self.kind.bytes_of_probe
         slot = Slot(self._memory(most), _Returned())
-        there, few = (self._probe(size) for size in (most, 1))
+        there, few = (self.kind.probe(size) for size in (most, 1))
         seconds = {}
         for name, copy in (("out", self.lanes.out), ("back", self.lanes.back)):
             for storage in (there, few):
@@ -143,12 +143,6 @@ class Tier:
         latency = max(seconds["out", True], seconds["back", True])
         out, back = (most / max(seconds[name, False] - seconds[name, True], 1e-6) for name in ("out", "back"))
         return out, back, latency
-
-    def _probe(self, size: int) -> torch.UntypedStorage:
-        """This much memory of the device; on processors not from PyTorch's allocator."""
-        if self.device.type == "cuda":
-            return torch.zeros(size, dtype=torch.uint8, device=self.device).untyped_storage()
-        return _mapped(size, None).untyped_storage()
 
 
 def _kept(name: str) -> tuple[float, float, float] | None:

@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from ..devices import cuda
+
 aten = torch.ops.aten
 
 _NORMALIZATION = aten.cudnn_batch_norm.default
@@ -91,7 +93,7 @@ def _normalized(native: Callable[..., Any]) -> Callable[..., Any]:
                    running_mean: torch.Tensor | None, running_var: torch.Tensor | None, training: bool,
                    exponential_average_factor: float, epsilon: float) -> tuple[torch.Tensor, ...]:
         # Without a device, it is unknown how much cuDNN saves for the backward pass.
-        is_whole = _is_capturing() and torch.cuda.is_available()
+        is_whole = _is_capturing() and cuda.is_available()
         if not (is_whole and training and running_mean is not None):
             return native(input, weight, bias, running_mean, running_var, training, exponential_average_factor, epsilon)
         return aten._batch_norm_with_update.default(input, weight, bias, running_mean, running_var,

@@ -25,10 +25,10 @@ from torch import nn
 from torch.optim import optimizer as hooks
 
 from .. import cache
+from ..devices import kind_of
 from ..errors import OptionError
 from ..graph import producer
 from ..measure import undisturbed
-from .costs import peak_of
 from .joint import Update
 
 # Optimizers that update each element of each parameter independently.
@@ -175,15 +175,15 @@ class Updates:
             }
         parameter.grad = torch.ones_like(parameter)
         before = _state_bytes(probe.state[parameter], like.device)
-        first = peak_of(lambda: self._one(probe), like.device)
+        kind = kind_of(like.device)
+        first = kind.peak_of(lambda: self._one(probe))
         state = _state_bytes(probe.state[parameter], like.device)
-        later = peak_of(lambda: self._one(probe), like.device)
+        later = kind.peak_of(lambda: self._one(probe))
         seconds = []
         for _ in range(_TIMES):
             began = time.perf_counter()
             self._one(probe)
-            if like.is_cuda:
-                torch.cuda.synchronize(like.device)
+            kind.synchronize()
             seconds.append(time.perf_counter() - began)
         return max(first - (state - before), later, 0), state, min(seconds)
 

@@ -7,14 +7,10 @@ has arrived; until then it keeps both ends alive.
 from __future__ import annotations
 
 import ctypes
-import functools
-import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 import torch
-
-from ..errors import OffloadError
 
 
 class Transfer(Protocol):
@@ -98,13 +94,13 @@ class _Streaming:
 
     __slots__ = ("_ends", "_event")
 
-    def __init__(self, event: torch.cuda.Event, ends: tuple[Any, ...]) -> None:
-        self._event: torch.cuda.Event | None = event
+    def __init__(self, event: torch.Event, ends: tuple[Any, ...]) -> None:
+        self._event: torch.Event | None = event
         self._ends = ends
 
     def wait(self) -> None:
         if self._event is not None:
-            torch.cuda.current_stream(self._ends[1].device).wait_event(self._event)
+            torch.accelerator.current_stream(self._ends[1].device).wait_event(self._event)
             self._event = None
 
     def finish(self) -> None:
@@ -117,21 +113,15 @@ class _Streaming:
 
 
 class StreamLanes:
-    """Lanes of CUDA: a stream each, between the device and pinned memory of the host."""
+    """Lanes of an accelerator: a stream each, between the device and pinned memory of the host."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._out, self._back = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        self._out, self._back = torch.Stream(device), torch.Stream(device)
 
     def prepared(self, memory: torch.Tensor) -> torch.Tensor:
-        """Pins the memory as long as it exists: only then do copies overlap with computation."""
-        library, address = torch.cuda.cudart(), memory.data_ptr()
-        failed = library.cudaHostRegister(address, memory.numel(), 0)
-        if int(failed):
-            raise OffloadError(f"CUDA does not pin {memory.numel():,} bytes of the host's memory (error {int(failed)}). The step was "
-                               "stopped; give a smaller offload=, or a larger limit of locked memory")
-        weakref.finalize(memory, library.cudaHostUnregister, address).atexit = False
-        return memory
+        """The same bytes in pinned memory: only from there copies overlap with computation."""
+        return memory.pin_memory()
 
     def out(self, slot: Any, storage: torch.UntypedStorage) -> _Streaming:
         return self._copied(self._out, slot, storage, is_out=True)
@@ -143,21 +133,15 @@ class StreamLanes:
         self._out.synchronize()
         self._back.synchronize()
 
-    def _copied(self, stream: torch.cuda.Stream, slot: Any, storage: torch.UntypedStorage, *, is_out: bool) -> _Streaming:
+    def _copied(self, stream: torch.Stream, slot: Any, storage: torch.UntypedStorage, *, is_out: bool) -> _Streaming:
         size = min(storage.nbytes(), slot.bytes.numel())
         here = torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage, 0, (size,), (1,))
-        stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(stream):
+        stream.wait_stream(torch.accelerator.current_stream(self._device))
+        with stream:
             if is_out:
                 slot.bytes[:size].copy_(here, non_blocking=True)
             else:
                 here.copy_(slot.bytes[:size], non_blocking=True)
-            event = torch.cuda.Event()
+            event = torch.Event(self._device)
             event.record(stream)
         return _Streaming(event, (slot, storage))
-
-
-@functools.cache
-def lanes_of(device: torch.device) -> Lanes:
-    """The lanes of a device, which all tiers below it share."""
-    return StreamLanes(device) if device.type == "cuda" else ThreadLanes()
