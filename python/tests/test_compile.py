@@ -27,6 +27,7 @@ from torch.nn import functional
 
 import tightfit
 from tightfit import cache, calls, measure
+from tightfit.devices import kind_of
 from tightfit.training import binding, costs
 from tightfit.training.joint import path
 from tightfit.training.optimizer_state import state_bytes
@@ -474,10 +475,10 @@ def test_quick_calls_are_the_same_calls() -> None:
 
 def test_costs_are_those_of_the_allocator() -> None:
     inputs = torch.randn(1 << 10, 1 << 8)
-    device = torch.device("cpu")
-    assert costs.peak_of(lambda: inputs + inputs, device) == inputs.nbytes
-    assert costs.peak_of(lambda: (inputs + inputs).exp().view(-1), device) == 2 * inputs.nbytes
-    assert costs.peak_of(lambda: inputs.view(-1), device) == 0
+    peak_of = kind_of(torch.device("cpu")).peak_of
+    assert peak_of(lambda: inputs + inputs) == inputs.nbytes
+    assert peak_of(lambda: (inputs + inputs).exp().view(-1)) == 2 * inputs.nbytes
+    assert peak_of(lambda: inputs.view(-1)) == 0
 
 
 def test_what_is_known_of_costs_is_kept(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
