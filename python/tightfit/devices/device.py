@@ -1,4 +1,7 @@
-"""What is asked of a device: bytes, seconds, random numbers, and lanes to the tier below it."""
+"""What is asked of a device: bytes, seconds, random numbers, and lanes to the tier below it.
+
+Invariant: a `Device` only describes; its runtime starts when something is run on it.
+"""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@
 //! peaks.
 //!
 //! If nothing fits for a while, or nothing new is found, the rounds stop, and the smallest plan is
-//! searched for instead, as if that had been requested. Once that fits the budget, the rounds
-//! continue from there.
+//! searched for instead, as if that had been requested. Once that fits the budget, other planners
+//! are asked, under a deadline, and the rounds continue from there.
 //!
 //! The floor is done whatever the effort: a first plan, then a first round and, during the later
 //! ones on a second thread, the plans of all other planners.
