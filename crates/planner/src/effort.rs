@@ -227,6 +227,15 @@ impl<'a> Meter<'a> {
         Effort { work, floor: 0, ..self.ending(deadline) }
     }
 
+    /// For a second search: the rest of a deadline that was chosen, or else as much once more.
+    /// Planners that were called have had their floor.
+    pub fn once_more(&self) -> Effort<'a> {
+        match self.effort.grace {
+            Some(_) => Effort { floor_beside: 0, ..self.round(self.effort.work, 1.0) },
+            None => Effort { floor_beside: 0, ..*self.effort },
+        }
+    }
+
     /// This much work, in a share of the time that is left; without a floor.
     pub fn round(&self, work: u64, share: f64) -> Effort<'a> {
         let left = self.deadline.unwrap_or(self.effort.deadline).0 - self.elapsed().0;

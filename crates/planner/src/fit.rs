@@ -263,7 +263,7 @@ impl<'a> BudgetedPlanner<'a> {
             (None, _) => self.rule().smallest(&meter)?.0,
             // A schedule that was made to fit a known slab has that as its budget.
             (Some(search), None) => {
-                let schedule = self.slab.lowest(search, Bytes::ZERO, &meter).0;
+                let schedule = self.slab.named(search, &meter).0;
                 Schedule { budget: schedule.slab, ..schedule }
             }
             (Some(search), Some(route)) => self.slab.smallest_with_moves(search, route, &meter),

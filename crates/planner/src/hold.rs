@@ -3,6 +3,8 @@
 
 mod moving;
 
+use std::convert::Infallible;
+
 use crate::analysis::Sequence;
 use crate::check::held;
 use crate::effort::{Effort, Meter};
@@ -13,7 +15,9 @@ use crate::graph::Graph;
 use crate::hold::moving::hold_moving;
 use crate::id::StorageId;
 use crate::plan::offload::{Crossing, Home};
-use crate::plan::{self, BoundOrder, Infeasible, Instance, Plan, PlanError, Planner, Search};
+use crate::plan::{
+    self, BoundOrder, Infeasible, Instance, Plan, PlanError, Planner, Realize, Search,
+};
 use crate::profile::Profile;
 use crate::schedule::{Lowering, Schedule, lower};
 use crate::timeline::Timeline;
@@ -124,11 +128,38 @@ fn hold_still(
     let mut search = Search::new(instance);
     let Goal::Within(budget) = goal else {
         let plan = search.lowest(&meter.round(meter.effort().work, SMALLEST.get()));
-        return Ok(Found { budget: plan.peak, plan, bound: None });
+        let (budget, mut known) = (plan.peak, NoLower(plan));
+        let Ok(plan) =
+            plan::fastest_from_scratch(&mut search, budget, &mut known, &meter.once_more());
+        let known = known.0;
+        let plan = if plan.seconds < known.seconds { plan } else { known };
+        return Ok(Found { budget, plan, bound: None });
     };
     let plan = plan::fastest(&mut search, budget, meter.effort())?;
     let bound = search.bound(budget).map(|seconds| Bound::of_runs(seconds, BoundOrder::Any));
     Ok(Found { plan, budget, bound })
+}
+
+/// Plans that hold no more than one that is known.
+struct NoLower(Plan);
+
+impl Realize for NoLower {
+    type Made = Plan;
+    type Refusal = Infallible;
+    const MAY_MISS: bool = false;
+
+    fn realize(&mut self, plan: &Plan, _: Bytes, _: &Effort<'_>) -> Result<Plan, Bytes> {
+        Ok(plan.clone())
+    }
+
+    fn smallest(
+        &mut self,
+        _: &mut Search<'_>,
+        _: Bytes,
+        _: &Meter<'_>,
+    ) -> Result<(Plan, Plan), Infallible> {
+        Ok((self.0.clone(), self.0.clone()))
+    }
 }
 
 /// By a planner with a fixed rule, which proves nothing.

@@ -339,8 +339,7 @@ tuned! {
 
     /// The smallest slab (`fit/smallest.rs`, `fit/rungs.rs`).
     min_slab {
-        /// Share of the effort of a rung for the smallest peak and its addresses; the rest is for
-        /// faster plans within the resulting size.
+        /// Share of the effort of a rung for the smallest slab; the rest is for faster plans in it.
         SMALLEST: f64 = 0.7;
         /// Share of the remaining time to search for the smallest peak; the rest is for addresses.
         PEAK: f64 = 0.4;
@@ -351,8 +350,7 @@ tuned! {
         FLOOR: u64 = 200_000;
         /// The same for the search's own plans, which more often cannot be packed at all.
         OWN_FLOOR: u64 = 80_000;
-        /// Share of the remaining time of a rung for each budget below the smallest slab of a small
-        /// step.
+        /// Share of a rung's remaining time for each budget below the slab of a small step.
         LEAST: f64 = 0.2;
         /// Share of the time then remaining for faster plans before less is asked for.
         FASTER: f64 = 0.25;
@@ -360,6 +358,8 @@ tuned! {
         ASKED: f64 = 0.2;
         /// The same for a slab that would be enough.
         ENOUGH: f64 = 0.8;
+        /// Share of a deadline after which a rung that lowers nothing is the last one.
+        VAIN: f64 = 0.3;
         /// The first of these targets is lower by one part in this many of the slab.
         STEP: u64 = 50;
         /// None is tried that is lower by less than one part in this many.

@@ -16,13 +16,32 @@ use std::convert::Infallible;
 use crate::effort::{Effort, Meter};
 use crate::fit::slab::{Laid, Slab};
 use crate::fit::smallest::SmallestSlab;
-use crate::plan::{Plan, Realize, Rounds, Search};
-use crate::schedule::ALIGNMENT;
-use crate::tuning::min_slab::{ASKED, ENOUGH, FASTER, LAST_STEP, LEAST, NEAR, SMALLEST, STEP};
+use crate::plan::{Plan, Realize, Rounds, Search, fastest_from_scratch};
+use crate::schedule::{ALIGNMENT, Schedule};
+use crate::tuning::min_slab::{
+    ASKED, ENOUGH, FASTER, LAST_STEP, LEAST, NEAR, SMALLEST, STEP, VAIN,
+};
 use crate::tuning::rounds::{FIRST_ROUND, GROWTH};
 use crate::units::Bytes;
 
 impl Slab<'_> {
+    /// The smallest slab that is found; under a deadline, with the fastest step that is found as if
+    /// that slab had been the budget. If the deadline was not chosen, that has as much time again.
+    pub fn named(&self, search: &mut Search<'_>, meter: &Meter<'_>) -> Laid {
+        let smallest = self.lowest(search, Bytes::ZERO, meter);
+        if !meter.has_deadline() {
+            return smallest;
+        }
+        let (slab, mut known) = (smallest.0.slab, Known::new(*self, smallest.clone()));
+        let effort = meter.once_more();
+        let Ok(fastest) = fastest_from_scratch(search, slab, &mut known, &effort);
+        if fastest.1.seconds >= smallest.1.seconds {
+            return smallest;
+        }
+        // A slab that happens to be a little smaller may not be found again.
+        (Schedule { slab, ..fastest.0 }, fastest.1)
+    }
+
     /// The smallest slab that is found, or the first one that is small enough.
     pub fn lowest(&self, search: &mut Search<'_>, enough: Bytes, meter: &Meter<'_>) -> Laid {
         let meter = meter.uncounted();
@@ -67,7 +86,11 @@ impl Slab<'_> {
             };
             let effort = left(&lower, 1.0);
             let faster = self.faster(&mut fresh, lower, &effort, is_first);
-            if is_proven(&fresh, &faster) || meter_at(&faster).is_over() || work == all {
+            // What is requested is sought as long as there is time.
+            let is_vain = enough == Bytes::ZERO
+                && best.as_ref().is_some_and(|best| best.0.slab <= faster.0.slab);
+            let is_over = is_vain && meter.share() > VAIN.get() || meter_at(&faster).is_over();
+            if is_proven(&fresh, &faster) || is_over || work == all {
                 break faster;
             }
             work = work.saturating_mul(GROWTH.get());
@@ -136,7 +159,7 @@ impl Slab<'_> {
         smallest: Laid,
         effort: &Effort<'_>,
     ) -> Laid {
-        let mut known = Known { slab: *self, plan: smallest.1.clone(), smallest };
+        let mut known = Known::new(*self, smallest);
         Rounds::new(search, target, &mut known).run(effort);
         known.smallest
     }
@@ -150,12 +173,12 @@ impl Slab<'_> {
         effort: &Effort<'_>,
         is_first: bool,
     ) -> Laid {
-        let (budget, plan) = (known.0.slab, known.1.clone());
-        let mut known = Known { slab: *self, plan: plan.clone(), smallest: known };
+        let (budget, laid) = (known.0.slab, known.clone());
+        let mut known = Known::new(*self, known);
         let rounds = Rounds::new(search, budget, &mut known);
         match is_first {
             true => drop(rounds.run(effort)),
-            false => rounds.go_on_from(&plan, (), effort),
+            false => rounds.go_on_from(&laid.1.clone(), laid, effort),
         }
         known.smallest
     }
@@ -164,23 +187,29 @@ impl Slab<'_> {
 /// Plans within the slab of a known plan.
 struct Known<'a> {
     slab: Slab<'a>,
-    plan: Plan,
+    known: Laid,
     /// The smallest slab of those that packed.
     smallest: Laid,
 }
 
+impl<'a> Known<'a> {
+    fn new(slab: Slab<'a>, known: Laid) -> Known<'a> {
+        Known { slab, known: known.clone(), smallest: known }
+    }
+}
+
 impl Realize for Known<'_> {
-    type Made = ();
+    type Made = Laid;
     type Refusal = Infallible;
     const MAY_MISS: bool = true;
 
-    fn realize(&mut self, plan: &Plan, budget: Bytes, effort: &Effort<'_>) -> Result<(), Bytes> {
+    fn realize(&mut self, plan: &Plan, budget: Bytes, effort: &Effort<'_>) -> Result<Laid, Bytes> {
         let rank = |(schedule, plan): &Laid| (schedule.slab, plan.seconds);
         let laid = (self.slab.realize(plan, budget, effort)?, plan.clone());
         if rank(&laid) < rank(&self.smallest) {
-            self.smallest = laid;
+            self.smallest = laid.clone();
         }
-        Ok(())
+        Ok(laid)
     }
 
     fn smallest(
@@ -188,7 +217,7 @@ impl Realize for Known<'_> {
         _: &mut Search<'_>,
         _: Bytes,
         _: &Meter<'_>,
-    ) -> Result<(Plan, ()), Infallible> {
-        Ok((self.plan.clone(), ()))
+    ) -> Result<(Plan, Laid), Infallible> {
+        Ok((self.known.1.clone(), self.known.clone()))
     }
 }

@@ -37,7 +37,7 @@ pub use order::base_order;
 pub use realize::{Realize, Unplaced};
 pub use rematerialize::{Retention, Retentions, once_more, rematerialize};
 pub use rewrite::{RewriteError, Rewritten, RewrittenMove, rewrite};
-pub use rounds::{Improvement, InRounds, Rounds, fastest};
+pub use rounds::{Improvement, InRounds, Rounds, fastest, fastest_from_scratch};
 pub use search::{
     Answer, BoundOrder, Search, lower_bound, lower_bound_with_moves, lowest_of_peers, relieved,
 };

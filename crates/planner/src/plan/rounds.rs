@@ -94,6 +94,23 @@ pub fn fastest(
     Rounds::new(search, budget, &mut Unplaced).run(effort).made
 }
 
+/// The fastest result within a budget, looked for as if nothing were known yet: what is known
+/// stands in the way of other starts.
+///
+/// # Errors
+/// If not even the smallest plan fits.
+pub fn fastest_from_scratch<R: Realize>(
+    search: &mut Search<'_>,
+    budget: Bytes,
+    realize: &mut R,
+    effort: &Effort<'_>,
+) -> Result<R::Made, R::Refusal> {
+    let mut fresh = search.fresh();
+    let made = Rounds::new(&mut fresh, budget, realize).run(effort).made;
+    search.learn(fresh);
+    made
+}
+
 impl<'r, 'a, R: Realize> Rounds<'r, 'a, R> {
     /// Nothing is found yet.
     pub fn new(search: &'r mut Search<'a>, budget: Bytes, realize: &'r mut R) -> Self {

@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tightfit::analysis::Sequence;
 use tightfit::effort::{Effort, Meter};
-use tightfit::graph::{self, Graph};
-use tightfit::id::NodeId;
+use tightfit::graph::{self, Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
+use tightfit::id::{NodeId, ValueId};
 use tightfit::machine::Machine;
 use tightfit::plan::{self, Instance, PlanError, Planner};
 use tightfit::profile::Profile;
+use tightfit::tensor::DType;
 use tightfit::units::{Bytes, Seconds};
 use tightfit::{Request, SecondHalf, fit};
 
@@ -250,6 +251,48 @@ fn a_solver_that_does_not_end_is_left_alone() {
         assert!(matches!(answer, Err(PlanError::Unsolved { .. })), "{answer:?}");
         assert!(looks.load(Ordering::Relaxed) < 20);
     }
+}
+
+/// Every node reads the two dozen before it: to follow inputs of inputs, level by level, would take
+/// longer than anybody waits.
+#[test]
+fn estimates_of_a_dense_graph_end() {
+    const NODES: u64 = 1_000;
+    let (kib, mut builder) = (1 << 10, GraphBuilder::new("dense"));
+    let mut values: Vec<ValueId> = Vec::new();
+    for number in 0..NODES {
+        let (op, phase) = match number {
+            0 => ("placeholder", Phase::Input),
+            _ => ("test.node", Phase::Forward),
+        };
+        let inputs = values.iter().rev().take(24).copied().collect();
+        let storage = builder.storage(Bytes(kib * (1 + number % 7)));
+        let value = ValueSpec::contiguous(&[kib * (1 + number % 7)], DType::U8, storage);
+        let seconds = Some(Seconds(1e-6));
+        let node = NodeSpec { inputs, seconds, ..NodeSpec::new(format!("n{number}"), op, phase) };
+        values.push(builder.node(node, &[Some(value)])[0]);
+    }
+    // At the end, all of them are read once more.
+    for (number, &value) in values.clone().iter().enumerate().rev().skip(1) {
+        let name = format!("again{number}");
+        let last = *values.last().unwrap();
+        let storage = builder.storage(Bytes(kib));
+        let out = ValueSpec::contiguous(&[kib], DType::U8, storage);
+        let node = NodeSpec {
+            inputs: vec![value, last],
+            seconds: Some(Seconds(1e-6)),
+            ..NodeSpec::new(name, "test.node", Phase::Backward)
+        };
+        values.push(builder.node(node, &[Some(out)])[0]);
+    }
+    builder.output(*values.last().unwrap());
+    let graph = builder.build().unwrap();
+    let profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
+    let order = plan::base_order(&graph, &profile);
+    let peak = plan::simulate(&graph, &profile, &Sequence::from(&order)).curve.peak;
+    let effort = Effort::work(1, 100_000);
+    let request = Request { effort, ..Request::within(Bytes(peak.0 / 10 * 7)) };
+    let _either = fit(&graph, &profile, &request);
 }
 
 /// What the second half of a search found is what its own record of plans says.

@@ -15,6 +15,7 @@ mod peers;
 mod properties;
 mod rematerialization;
 mod rewriting;
+mod rounds;
 mod selective;
 mod smallest;
 mod swap_cases;

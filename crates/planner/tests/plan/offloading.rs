@@ -11,7 +11,7 @@ use tightfit::graph::Graph;
 use tightfit::id::NodeId;
 use tightfit::machine::Machine;
 use tightfit::plan::offload::Offloading;
-use tightfit::plan::{self, Instance};
+use tightfit::plan::{self, Instance, Planner};
 use tightfit::profile::Profile;
 use tightfit::schedule::{Lowering, lower};
 use tightfit::timeline::Swapped;
@@ -169,8 +169,33 @@ fn has_rising_bounds(graph: &Graph, machine: &Machine, rate: f64) -> Result<(), 
     Ok(())
 }
 
+/// A planner that moves nothing proves nothing of a budget that moves meet.
+fn refuses_without_a_false_proof(graph: &Graph, machine: &Machine) -> Result<(), TestCaseError> {
+    let machine = with_host(machine.clone(), 1e8, 1);
+    let profile = Profile::new(graph, &machine);
+    let effort = Effort::work(1, 2_000);
+    let smallest = fit(graph, &profile, &Request { effort, ..Request::default() });
+    let budget = smallest.map_err(|error| TestCaseError::fail(error.to_string()))?.schedule().slab;
+    for planner in [Planner::None, Planner::Capuchin, Planner::Chen, Planner::Xla, Planner::Dtr] {
+        let request = Request { planner, effort, ..Request::within(budget) };
+        if let Err(error) = fit(graph, &profile, &request)
+            && let Some(refusal) = error.infeasible()
+        {
+            prop_assert!(!refusal.is_proven(), "{planner:?}: {refusal}");
+        }
+    }
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(tightfit_testing::config(16))]
+
+    #[test]
+    fn a_refusal_beside_a_tier_is_true(graph in generator::graphs(16)) {
+        for machine in generator::machines() {
+            refuses_without_a_false_proof(&graph, &machine)?;
+        }
+    }
 
     #[test]
     fn a_bound_is_one_for_less_memory_too(graph in generator::graphs(16)) {
